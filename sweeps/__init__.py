@@ -1,0 +1,1 @@
+"""What is searched, and how one trial is measured."""

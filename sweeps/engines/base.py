@@ -1,0 +1,177 @@
+"""The contract of every engine, and the tree of its errors.
+
+An engine serves one configuration at a time. Times are seconds of the engine's own clock (`now_s`): real and monotonic
+for a server, virtual for the simulated and replayed ones. A missing value is None, never 0 or NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+from sweeps.space import Configuration
+from sweeps.workload import Block
+
+Stage = Literal["plan", "load", "nccl_init", "capture", "draft_init", "first_request", "measure", "stop"]
+Kind = Literal[
+    "invalid_config",
+    "gpu_oom",
+    "host_oom",
+    "nccl_no_algorithm",
+    "hang_nccl_init",
+    "hang_in_verify",
+    "hang",
+    "draft_inert",
+    "wrong_output",
+    "crash",
+    "not_effective",
+    "no_handshake",
+    "gpu_not_clean",
+    "engine_unavailable",
+]
+Grade = Literal["effective", "seen", "not_seen", "overridden", "extra", "not_exercised"]
+
+TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "gpu_not_clean"})
+"""Kinds that one retry may cure; the others are properties of the configuration."""
+
+
+class EngineError(Exception):
+    """A configuration that could not be served or measured: always a row, never a lost sweep.
+
+    Attributes:
+        stage: how far it came.
+        kind: what went wrong.
+        log_tail: the last lines of the server's log, where there is one.
+    """
+
+    def __init__(self, message: str, *, stage: Stage, kind: Kind, log_tail: str | None = None) -> None:
+        super().__init__(message)
+        self.stage: Stage = stage
+        self.kind: Kind = kind
+        self.log_tail = log_tail
+
+    @property
+    def transient(self) -> bool:
+        return self.kind in TRANSIENT_KINDS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What became of one requested (or unasked) setting in one rank."""
+
+    rank: int
+    setting: str
+    """`env.NCCL_PROTO`, `args.num_steps`, ..."""
+    requested: str | None
+    seen: str | None
+    """In the process: C getenv, or /server_info."""
+    effective: str | None
+    """What the engine acts on, where that can be told."""
+    grade: Grade
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchReport:
+    """A server that is up: proven by one real generation."""
+
+    version: str
+    """Of the serving engine (`0.5.21`), or the machine profile's name and version."""
+    machine: str
+    """GPU model and count, host, or the profile's name."""
+    num_gpus: int
+    boot_s: Mapping[str, float]
+    """Seconds by activity: `launch`, `weight_load`, `capture`; sums to the whole boot."""
+    command: tuple[str, ...]
+    """What was run, every flag of it."""
+    environment: Mapping[str, str]
+    """What this launch set explicitly."""
+    removed: tuple[str, ...] = ()
+    """Inherited variables that were taken out because the sweep sets them."""
+    effective: Mapping[str, str] = field(default_factory=dict)
+    """The engine's own account of its settings: `num_steps`, `eagle_topk`, `num_draft_tokens`, `attention_backend`..."""
+    evidence: tuple[Evidence, ...] = ()
+    all_reduce: str | None = None
+    """What serves decode-size all-reduces (`nccl`, `custom`, ...), where known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One finished generation, as its client saw it."""
+
+    prompt_id: str
+    prompt_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    latency_ms: float
+    output_hash: str
+    """Of the generated token ids: equal for equal greedy output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRecord:
+    """All that one block left."""
+
+    started_s: float
+    wall_s: float
+    decode_s: float
+    """Length of the union of the requests' intervals from first to last token."""
+    decode_tokens: int
+    """Tokens after each request's first: those that decode_s produced."""
+    requests: tuple[Request, ...]
+    cycles: pa.Table
+    """`tables.CYCLE_COLUMNS`, one row per rank and cycle; may be empty."""
+    telemetry: Mapping[str, float] = field(default_factory=dict)
+    """`sm_clock_mhz`, `power_w`, `temperature_c`, ... over exactly the trial's GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelTime:
+    """Kernel time by phase, from a profiler window."""
+
+    phase: Literal["draft", "verify", "extend", "other"]
+    kind: Literal["communication", "attention", "moe", "gemm", "sampling", "other"]
+    kernel: str
+    us_per_cycle: float
+    calls_per_cycle: float
+
+
+class Engine(Protocol):
+    """Launch, switch, run blocks, trace, close. Not thread-safe; owned by one trial actor."""
+
+    name: str
+    """`simulated`, `sglang` or `replay`: in every row and title."""
+
+    def now_s(self) -> float:
+        """The engine's clock."""
+        ...
+
+    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+        """Serve `configuration`; a running server is closed first. Raises EngineError.
+
+        Args:
+            step_candidates: further step counts that must be switchable in place, () for none.
+        """
+        ...
+
+    def switch(self, configuration: Configuration) -> LaunchReport | None:
+        """Change the live server to `configuration` in place; None where only a launch can (nothing has changed then)."""
+        ...
+
+    def run_block(self, block: Block) -> BlockRecord:
+        """Run one block to its end. Raises EngineError."""
+        ...
+
+    def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
+        """Profile a few cycles of `block`; None where the engine has no profiler."""
+        ...
+
+    def close(self) -> float:
+        """Stop the server and prove that nothing of it is left. Idempotent. Returns the seconds it took.
+
+        Raises EngineError (`gpu_not_clean`) where something survives.
+        """
+        ...

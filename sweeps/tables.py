@@ -1,0 +1,248 @@
+"""The Parquet tables of a results folder: one explicit schema each, versioned; atomic writes; reading with upgrade.
+
+This module is the whole contract between measuring (`sweeps`) and analysing (`analysis`). Rows are written in part files,
+one per trial and attempt, so that a repeated attempt replaces its own part and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA_VERSION = 1
+
+_KEYS = [
+    pa.field("sweep_id", pa.string(), nullable=False),
+    pa.field("trial_id", pa.string(), nullable=False),
+    pa.field("attempt", pa.int32(), nullable=False),
+]
+_SETTINGS = pa.map_(pa.string(), pa.string())
+ACTIVITIES = ("launch", "weight_load", "capture", "switch", "warmup", "measure", "trace", "stop", "idle", "failed")
+"""What held GPUs can be doing; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
+
+CYCLE_COLUMNS = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("cycle_index", pa.int64(), nullable=False),
+        pa.field("started_ms", pa.float64(), nullable=False),  # engine's clock
+        pa.field("draft_ms", pa.float64()),
+        pa.field("verify_ms", pa.float64()),  # null without speculation
+        pa.field("verify_forward_ms", pa.float64()),  # the target forward inside verify (or the plain decode step)
+        pa.field("extend_ms", pa.float64()),
+        pa.field("gap_ms", pa.float64()),  # cycle minus the phases
+        pa.field("cycle_ms", pa.float64(), nullable=False),  # start of this cycle to start of the next
+        pa.field("batch_size", pa.int32(), nullable=False),
+        pa.field("num_steps", pa.int32(), nullable=False),  # the state that the cycle ran in
+        pa.field("tokens", pa.int32()),  # produced, bonus token included, over the batch
+        pa.field("timer_kind", pa.string(), nullable=False),  # cuda_event | host | simulated
+    ]
+)
+
+TABLES: Mapping[str, pa.Schema] = {
+    "trials": pa.schema(
+        [
+            *_KEYS,
+            pa.field("role", pa.string(), nullable=False),  # candidate | control | incumbent
+            pa.field("engine", pa.string(), nullable=False),
+            pa.field("engine_version", pa.string()),
+            pa.field("machine", pa.string()),
+            pa.field("node", pa.string()),
+            pa.field("num_gpus", pa.int32(), nullable=False),
+            pa.field("acceptance", pa.string(), nullable=False),  # measured | pinned
+            pa.field("status", pa.string(), nullable=False),  # completed | pruned | failed | invalid
+            pa.field("stage", pa.string()),  # of a failure
+            pa.field("kind", pa.string()),  # of a failure
+            pa.field("reason", pa.string()),  # why pruned, failed or invalid
+            pa.field("log_tail", pa.string()),
+            pa.field("configuration_id", pa.string()),  # null where invalid
+            pa.field("launch_key", pa.string()),
+            pa.field("label", pa.string(), nullable=False),
+            pa.field("relaunched", pa.bool_()),  # false: switched in place
+            pa.field("requested", _SETTINGS, nullable=False),  # dimension -> value as suggested
+            pa.field("effective", _SETTINGS),  # the engine's own account
+            pa.field("num_steps", pa.int32()),  # effective; 0 without speculation
+            pa.field("eagle_topk", pa.int32()),
+            pa.field("num_draft_tokens", pa.int32()),
+            pa.field("drafter", pa.string()),
+            pa.field("nccl_set", pa.string()),
+            pa.field("nccl_env", _SETTINGS),
+            pa.field("args", _SETTINGS),  # values of the args.* dimensions
+            pa.field("env", _SETTINGS),  # values of the env.* dimensions
+            pa.field("all_reduce", pa.string()),
+            pa.field("command", pa.list_(pa.string())),
+            pa.field("environment", _SETTINGS),
+            pa.field("removed_env", pa.list_(pa.string())),
+            pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),  # a label
+            pa.field("started_s", pa.float64(), nullable=False),  # engine's clock
+            pa.field("ended_s", pa.float64(), nullable=False),
+            pa.field("num_blocks", pa.int32(), nullable=False),
+            *(pa.field(f"{activity}_s", pa.float64(), nullable=False) for activity in ACTIVITIES),
+        ]
+    ),
+    "blocks": pa.schema(
+        [
+            *_KEYS,
+            pa.field("block_index", pa.int32(), nullable=False),
+            pa.field("started_s", pa.float64(), nullable=False),
+            pa.field("wall_s", pa.float64(), nullable=False),
+            pa.field("decode_s", pa.float64(), nullable=False),
+            pa.field("decode_tokens", pa.int64(), nullable=False),
+            pa.field("tok_s", pa.float64(), nullable=False),  # decode_tokens / decode_s
+            pa.field("num_requests", pa.int32(), nullable=False),
+            pa.field("num_cycles", pa.int64()),
+            pa.field("accept_length", pa.float64()),  # sum of tokens / sum of verify cycles x batch
+            pa.field("draft_ms", pa.float64()),  # means over the block's cycles, rank 0
+            pa.field("verify_ms", pa.float64()),
+            pa.field("verify_forward_ms", pa.float64()),
+            pa.field("extend_ms", pa.float64()),
+            pa.field("gap_ms", pa.float64()),
+            pa.field("cycle_ms", pa.float64()),
+            pa.field("accept_histogram", pa.list_(pa.int64())),  # [i]: cycles that produced i tokens (batch 1)
+            pa.field("timer_kind", pa.string()),
+            pa.field("output_hash", pa.string(), nullable=False),
+            pa.field("sm_clock_mhz", pa.float64()),
+            pa.field("power_w", pa.float64()),
+            pa.field("temperature_c", pa.float64()),
+            pa.field("throttle_reasons", pa.string()),
+            pa.field("memory_used_bytes", pa.float64()),
+        ]
+    ),
+    "requests": pa.schema(
+        [
+            *_KEYS,
+            pa.field("block_index", pa.int32(), nullable=False),
+            pa.field("prompt_id", pa.string(), nullable=False),
+            pa.field("prompt_tokens", pa.int32(), nullable=False),
+            pa.field("output_tokens", pa.int32(), nullable=False),
+            pa.field("ttft_ms", pa.float64()),
+            pa.field("latency_ms", pa.float64(), nullable=False),
+            pa.field("output_hash", pa.string(), nullable=False),
+        ]
+    ),
+    "cycles": pa.schema([*_KEYS, pa.field("block_index", pa.int32(), nullable=False), *CYCLE_COLUMNS]),
+    "evidence": pa.schema(
+        [
+            *_KEYS,
+            pa.field("rank", pa.int32(), nullable=False),
+            pa.field("setting", pa.string(), nullable=False),
+            pa.field("requested", pa.string()),
+            pa.field("seen", pa.string()),
+            pa.field("effective", pa.string()),
+            pa.field("grade", pa.string(), nullable=False),
+            pa.field("detail", pa.string()),
+        ]
+    ),
+    "kernels": pa.schema(
+        [
+            *_KEYS,
+            pa.field("phase", pa.string(), nullable=False),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("kernel", pa.string(), nullable=False),
+            pa.field("us_per_cycle", pa.float64(), nullable=False),
+            pa.field("calls_per_cycle", pa.float64(), nullable=False),
+        ]
+    ),
+    "events": pa.schema(
+        [
+            *_KEYS,
+            pa.field("at_s", pa.float64(), nullable=False),
+            pa.field("event", pa.string(), nullable=False),
+            pa.field("detail", pa.string()),
+            pa.field("numbers", pa.map_(pa.string(), pa.float64())),
+        ]
+    ),
+}
+
+
+class TableError(ValueError):
+    """A results folder or part file that is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFolder:
+    """Owns every file name of a results folder."""
+
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        """`sweep_id`, `spec_fingerprint`, `schema_version`, `engine`, `created_at`, `versions`, `target_tok_s`."""
+        return self.root / "sweep.json"
+
+    @property
+    def study(self) -> Path:
+        return self.root / "study.journal"
+
+    @property
+    def tune(self) -> Path:
+        return self.root / "tune"
+
+    def part(self, table: str, trial_id: str, attempt: int) -> Path:
+        return self.root / "tables" / table / f"{trial_id}-a{attempt}.parquet"
+
+    def journal(self, trial_id: str, attempt: int) -> Path:
+        """What Parquet does not yet hold while a trial runs."""
+        return self.root / "journal" / f"{trial_id}-a{attempt}.jsonl"
+
+    def logs(self, trial_id: str, attempt: int) -> Path:
+        return self.root / "logs" / f"{trial_id}-a{attempt}"
+
+    def read_manifest(self) -> dict[str, Any]:
+        if not self.manifest.is_file():
+            raise TableError(f"{self.root}: wanted a results folder, but it has no {self.manifest.name}")
+        manifest: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
+        return manifest
+
+
+def write_part(
+    folder: ResultsFolder, table: str, rows: pa.Table | Iterable[Mapping[str, Any]], *, trial_id: str, attempt: int
+) -> Path:
+    """Write one part atomically (temporary name, synced, renamed); an older part of the attempt is replaced.
+
+    Raises TableError where a row does not fit the schema.
+    """
+    schema = TABLES[table].with_metadata({"specsweep.table": table, "specsweep.schema_version": str(SCHEMA_VERSION)})
+    try:
+        data = (
+            rows.select(schema.names).cast(schema)
+            if isinstance(rows, pa.Table)
+            else pa.Table.from_pylist(list(rows), schema=schema)
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError, ValueError) as error:
+        raise TableError(f"{table}: a row does not fit schema version {SCHEMA_VERSION}: {error}") from error
+    path = folder.part(table, trial_id, attempt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as sink:
+        pq.write_table(data, sink, compression="zstd")
+        sink.flush()
+        os.fsync(sink.fileno())
+    temporary.rename(path)
+    return path
+
+
+def read_table(folder: ResultsFolder, table: str) -> pa.Table:
+    """All parts of a table (an empty table where there are none). Raises TableError for newer or foreign files."""
+    parts = sorted((folder.root / "tables" / table).glob("*.parquet"))
+    return pa.concat_tables([_read_part(path, table) for path in parts]) if parts else TABLES[table].empty_table()
+
+
+def _read_part(path: Path, table: str) -> pa.Table:
+    data = pq.read_table(path)
+    version = int((data.schema.metadata or {}).get(b"specsweep.schema_version", b"0"))
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise TableError(
+            f"{path}: schema version {version}, but this Specsweep reads 1 to {SCHEMA_VERSION}: upgrade it"
+        )
+    return data.cast(TABLES[table])
