@@ -1,0 +1,201 @@
+"""What a sweep has learnt so far, in memory: which trial ran where, its blocks, what they cost.
+
+The study fills it as trials run and rebuilds it from the results folder on resume; samplers and pruners read it. No Ray,
+no Optuna, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, runtime_checkable
+
+from sweeps.engines.base import KernelTime
+from sweeps.space import Configuration, Suggestion
+from sweeps.spec import Metric
+from sweeps.summary import BlockSummary
+
+Role = Literal["candidate", "control", "incumbent"]
+Status = Literal["running", "completed", "pruned", "failed"]
+
+MAXIMISED: Mapping[Metric, bool] = {"tok_s": True, "cycle_ms": False, "verify_ms": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTrial:
+    """What is to be measured next, and as what."""
+
+    trial_id: str
+    """`t0007` for study number 7; `k0000` a control, `i0000` an incumbent measured again."""
+    role: Role
+    number: int | None
+    """Of the Optuna study; None for controls and incumbents, which are measured beside it."""
+    configuration: Configuration
+    requested: Suggestion
+    """Dimension -> value as suggested."""
+    launch_key: str
+    step_candidates: tuple[int, ...] = ()
+    """Step counts that a launch for this trial must be able to switch to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a trial ended."""
+
+    status: Literal["completed", "pruned", "failed"]
+    reason: str | None = None
+    stage: str | None = None
+    kind: str | None = None
+    transient: bool = False
+    relaunched: bool | None = None
+    """False: switched in place; None: never got that far."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds by activity (`tables.ACTIVITIES`), engine's clock."""
+    kernels: tuple[KernelTime, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What a pruner said after a block, and the numbers it said it on."""
+
+    prune: bool
+    reason: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One trial as known now. A block list that ended early belongs to a pruned or failed trial."""
+
+    trial: PlannedTrial
+    status: Status
+    blocks: tuple[BlockSummary, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds by activity; {} until the first block."""
+    relaunched: bool | None = None
+    kernels: tuple[KernelTime, ...] = ()
+    reason: str | None = None
+
+    def values(self, metric: Metric) -> tuple[float, ...]:
+        """The metric of each block that has one."""
+        return tuple(value for block in self.blocks if (value := block_value(block, metric)) is not None)
+
+    def mean(self, metric: Metric) -> float | None:
+        values = self.values(metric)
+        return sum(values) / len(values) if values else None
+
+
+@runtime_checkable
+class DecidingPruner(Protocol):
+    """A pruner that can say why. `SweepStudy` asks `decide` instead of `prune` where it exists."""
+
+    def decide(self, number: int) -> Decision:
+        """For the running trial with this study number, after its newest block was observed."""
+        ...
+
+
+@runtime_checkable
+class CertifyingSampler(Protocol):
+    """A sampler that can tell how sure it is. `SweepStudy` stops a sweep on it (`study.stop_probability`)."""
+
+    def probability_within(self, within: float) -> float | None:
+        """P(the incumbent is within this share of the best configuration); None while it cannot be told."""
+        ...
+
+
+class Observations:
+    """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver."""
+
+    def __init__(self, observations: Iterable[Observation] = ()) -> None:
+        self._by_id = {observation.trial.trial_id: observation for observation in observations}
+        self._last_started: str | None = None
+
+    def __iter__(self) -> Iterator[Observation]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __getitem__(self, trial_id: str) -> Observation:
+        return self._by_id[trial_id]
+
+    def of_number(self, number: int) -> Observation | None:
+        """The candidate with this study number."""
+        return self._by_id.get(candidate_id(number))
+
+    def of_configuration(self, configuration: Configuration) -> tuple[Observation, ...]:
+        """Every trial of a configuration, whatever its role."""
+        return tuple(seen for seen in self if seen.trial.configuration == configuration)
+
+    @property
+    def running(self) -> tuple[Observation, ...]:
+        return tuple(seen for seen in self if seen.status == "running")
+
+    @property
+    def live_launch_key(self) -> str | None:
+        """Launch key of the server that the last started trial left up; None before the first and after a failure.
+
+        With several nodes it is the newest of several live servers.
+        """
+        if self._last_started is None or self._by_id[self._last_started].status == "failed":
+            return None
+        return self._by_id[self._last_started].trial.launch_key
+
+    @property
+    def held_s(self) -> float:
+        """Wall seconds that trials have held their GPUs for, over all activities."""
+        return sum(sum(seen.seconds.values()) for seen in self)
+
+    def start(self, trial: PlannedTrial) -> None:
+        self._by_id[trial.trial_id] = Observation(trial=trial, status="running")
+        self._last_started = trial.trial_id
+
+    def add_block(self, trial_id: str, block: BlockSummary, *, seconds: Mapping[str, float]) -> None:
+        """Add a running trial's newest block and its seconds so far. A repeated attempt starts over at block 0."""
+        seen = self._by_id[trial_id]
+        kept = tuple(earlier for earlier in seen.blocks if earlier.block_index < block.block_index)
+        self._by_id[trial_id] = replace(seen, blocks=(*kept, block), seconds=dict(seconds))
+
+    def finish(self, trial_id: str, outcome: Outcome) -> None:
+        seen = self._by_id[trial_id]
+        self._by_id[trial_id] = replace(
+            seen,
+            status=outcome.status,
+            reason=outcome.reason,
+            relaunched=outcome.relaunched,
+            seconds=dict(outcome.seconds or seen.seconds),
+            kernels=outcome.kernels,
+        )
+
+    def incumbent(self, metric: Metric, *, among: Iterable[Configuration] | None = None) -> Configuration | None:
+        """The configuration with the best mean over its completed trials; None while there is none.
+
+        Args:
+            among: only these count (a control outside the space is no candidate); None for all.
+        """
+        allowed = None if among is None else set(among)
+        means: dict[Configuration, list[float]] = {}
+        for seen in self:
+            if seen.status != "completed" or (allowed is not None and seen.trial.configuration not in allowed):
+                continue
+            if (mean := seen.mean(metric)) is not None:
+                means.setdefault(seen.trial.configuration, []).append(mean)
+        if not means:
+            return None
+        pick = max if MAXIMISED[metric] else min
+        return pick(means, key=lambda configuration: sum(means[configuration]) / len(means[configuration]))
+
+
+def candidate_id(number: int) -> str:
+    """The trial id of an Optuna trial number."""
+    return f"t{number:04d}"
+
+
+def block_value(block: BlockSummary, metric: Metric) -> float | None:
+    """A block's value of the study's metric; None where the phase does not exist (verify without speculation)."""
+    values: Mapping[Metric, float | None] = {
+        "tok_s": block.tok_s,
+        "cycle_ms": block.cycle_ms,
+        "verify_ms": block.verify_ms,
+    }
+    return values[metric]
