@@ -1,7 +1,7 @@
 """What a sweep has learnt so far, in memory: which trial ran where, its blocks, what they cost.
 
-The study fills it as trials run and rebuilds it from the results folder on resume; samplers and pruners read it. No Ray,
-no Optuna, no files.
+The study fills it as trials run and rebuilds it from the results folder on resume; samplers and pruners read it. No
+Ray, no Optuna, no files.
 """
 
 from __future__ import annotations
