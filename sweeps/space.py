@@ -1,7 +1,8 @@
 """The valid configurations of a sweep: conditions, derived values, effective forms, launch keys. Pure.
 
 A *suggestion* is one value per dimension, as a sampler draws it. `Space.resolve` turns it into the *effective*
-configuration, the form in which equal things are equal: no speculation has no drafter, top-k 1 derives its draft tokens.
+configuration, the form in which equal things are equal: no speculation has no drafter, top-k 1 derives its draft
+tokens, NCCL names with the same variables are one.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
-from sweeps.spec import Scalar, SweepSpec
+from sweeps.spec import DEFAULT_NCCL_SET, Scalar, SweepSpec
 
 Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]
+
+TREE_DRAFT_TOKENS = 8
+"""Tokens verified per cycle at top-k > 1 where the spec gives none: the usual tree size of published EAGLE settings."""
 
 
 class InvalidConfigurationError(ValueError):
@@ -81,19 +86,49 @@ class Configuration:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the enumerations are cached in the instance
 class Space:
     """Every configuration that a spec asks for."""
 
     spec: SweepSpec
 
-    @property
+    @cached_property
     def dimensions(self) -> tuple[Dimension, ...]:
-        raise NotImplementedError
+        """In a fixed order; `num_draft_tokens` and `drafter` only where the spec has values for them."""
+        search = self.spec.search
+        named: list[tuple[str, tuple[Scalar, ...]]] = [
+            ("num_steps", search.num_steps),
+            ("eagle_topk", search.eagle_topk),
+            ("num_draft_tokens", search.num_draft_tokens),
+            ("drafter", search.drafter or tuple(self.spec.drafters)[:1]),
+            ("nccl", search.nccl),
+            *((f"args.{name}", values) for name, values in search.args.items()),
+            *((f"env.{name}", values) for name, values in search.env.items()),
+        ]
+        return tuple(Dimension(name=name, choices=choices) for name, choices in named if choices)
 
     def resolve(self, suggestion: Suggestion) -> Configuration:
-        """The effective configuration. Raises InvalidConfigurationError with the rule's numbers (`pool 4 < 7`)."""
-        raise NotImplementedError
+        """The effective configuration. A dimension with one choice may be left out of the suggestion.
+
+        Raises InvalidConfigurationError with the rule's numbers (`pool 4 < 7`).
+        """
+        num_steps = int(self._value(suggestion, "num_steps"))
+        nccl_set, nccl_env = self._nccl[self._known_nccl(str(self._value(suggestion, "nccl")))]
+        eagle_topk = num_draft_tokens = drafter = None
+        if num_steps > 0:
+            eagle_topk = int(self._value(suggestion, "eagle_topk"))
+            num_draft_tokens = self._draft_tokens(suggestion, num_steps, eagle_topk)
+            drafter = str(self._value(suggestion, "drafter")) if "drafter" in self._choices else None
+        return Configuration(
+            num_steps=num_steps,
+            eagle_topk=eagle_topk,
+            num_draft_tokens=num_draft_tokens,
+            drafter=drafter,
+            nccl_set=nccl_set,
+            nccl_env=nccl_env,
+            args=tuple((name, self._value(suggestion, f"args.{name}")) for name in self.spec.search.args),
+            env=tuple((name, str(self._value(suggestion, f"env.{name}"))) for name in self.spec.search.env),
+        )
 
     def suggestions(self) -> Iterator[Suggestion]:
         """The full product of the dimensions, valid or not."""
@@ -103,23 +138,107 @@ class Space:
 
     def configurations(self) -> tuple[Configuration, ...]:
         """The distinct valid configurations, in the order of the spec."""
-        raise NotImplementedError
+        return self._configurations
+
+    def invalid(self) -> tuple[tuple[Suggestion, str], ...]:
+        """The suggestions that resolve to nothing, each with its reason."""
+        return self._enumeration[1]
 
     def suggestion(self, configuration: Configuration) -> Suggestion:
-        """The first suggestion that resolves to `configuration`."""
-        raise NotImplementedError
+        """The first suggestion that resolves to `configuration`; outside the space (the control) its own values."""
+        if (known := self._enumeration[0].get(configuration)) is not None:
+            return known
+        own: dict[str, Scalar | None] = {
+            "num_steps": configuration.num_steps,
+            "eagle_topk": configuration.eagle_topk,
+            "num_draft_tokens": configuration.num_draft_tokens,
+            "drafter": configuration.drafter,
+            "nccl": configuration.nccl_set,
+            **{f"args.{name}": value for name, value in configuration.args},
+            **{f"env.{name}": value for name, value in configuration.env},
+        }
+        return {d.name: d.choices[0] if (value := own.get(d.name)) is None else value for d in self.dimensions}
 
-    @property
+    @cached_property
     def control(self) -> Configuration:
         """No speculation with NCCL set `default` and the first value of every other dimension."""
-        raise NotImplementedError
+        first = {dimension.name: dimension.choices[0] for dimension in self.dimensions}
+        return self.resolve({**first, "num_steps": 0, "nccl": DEFAULT_NCCL_SET})
 
     def launch_key(self, configuration: Configuration) -> str:
         return configuration.launch_key(switch_in_place=self.spec.engine.switch_in_place)
 
     def step_candidates(self, configuration: Configuration) -> tuple[int, ...]:
         """Step counts of the space that share `configuration`'s launch key, ascending; () where none is switched."""
-        raise NotImplementedError
+        steps = self._steps_by_launch_key.get(self.launch_key(configuration), frozenset()) | {configuration.num_steps}
+        return tuple(sorted(steps)) if len(steps) > 1 else ()
+
+    @cached_property
+    def _choices(self) -> dict[str, tuple[Scalar, ...]]:
+        return {dimension.name: dimension.choices for dimension in self.dimensions}
+
+    @cached_property
+    def _nccl(self) -> dict[str, tuple[str, Settings]]:
+        """Each NCCL name with the first name of the same variables, and these, sorted."""
+        sets = {DEFAULT_NCCL_SET: {}, **{name: self.spec.nccl_sets.get(name, {}) for name in self.spec.search.nccl}}
+        sets.update(self.spec.nccl_sets)
+        first: dict[Settings, str] = {}
+        settings = {name: tuple(sorted(variables.items())) for name, variables in sets.items()}
+        return {name: (first.setdefault(env, name), env) for name, env in settings.items()}
+
+    @cached_property
+    def _enumeration(self) -> tuple[dict[Configuration, Suggestion], tuple[tuple[Suggestion, str], ...]]:
+        valid: dict[Configuration, Suggestion] = {}
+        invalid = []
+        for suggestion in self.suggestions():
+            try:
+                valid.setdefault(self.resolve(suggestion), suggestion)
+            except InvalidConfigurationError as error:
+                invalid.append((suggestion, str(error)))
+        return valid, tuple(invalid)
+
+    @cached_property
+    def _configurations(self) -> tuple[Configuration, ...]:
+        return tuple(self._enumeration[0])
+
+    @cached_property
+    def _steps_by_launch_key(self) -> dict[str, frozenset[int]]:
+        steps: dict[str, set[int]] = {}
+        for configuration in self.configurations():
+            steps.setdefault(self.launch_key(configuration), set()).add(configuration.num_steps)
+        return {key: frozenset(values) for key, values in steps.items()}
+
+    def _value(self, suggestion: Suggestion, name: str) -> Scalar:
+        if name in suggestion:
+            return suggestion[name]
+        choices = self._choices[name]
+        if len(choices) > 1:
+            raise InvalidConfigurationError(f"{name}: wanted one of {list(choices)}, but the suggestion has none")
+        return choices[0]
+
+    def _known_nccl(self, name: str) -> str:
+        if name not in self._nccl:
+            raise InvalidConfigurationError(f"nccl: no set {name!r}; there are {', '.join(self._nccl)}")
+        return name
+
+    def _draft_tokens(self, suggestion: Suggestion, num_steps: int, eagle_topk: int) -> int:
+        if eagle_topk == 1:
+            return num_steps + 1
+        pool = candidate_pool(num_steps, eagle_topk)
+        if "num_draft_tokens" not in self._choices:
+            return min(pool + 1, max(TREE_DRAFT_TOKENS, num_steps + 1))
+        num_draft_tokens = int(self._value(suggestion, "num_draft_tokens"))
+        if pool < num_draft_tokens - 1:
+            raise InvalidConfigurationError(
+                f"steps {num_steps}, top-k {eagle_topk}, draft tokens {num_draft_tokens}: "
+                f"pool {pool} < {num_draft_tokens - 1} (the drafter offers too few candidates)"
+            )
+        return num_draft_tokens
+
+
+def candidate_pool(num_steps: int, eagle_topk: int) -> int:
+    """Candidates that a draft tree offers: top-k in its first step, top-k squared in each later one."""
+    return eagle_topk + (num_steps - 1) * eagle_topk**2
 
 
 def _digest(value: object) -> str:

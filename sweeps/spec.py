@@ -22,6 +22,9 @@ SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
 PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
 
+DEFAULT_NCCL_SET = "default"
+"""Name of the empty NCCL set, which every spec has."""
+
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -86,7 +89,7 @@ class SearchSpec:
     """Tokens verified per cycle at top-k > 1; derived (steps + 1) at top-k 1."""
     drafter: tuple[str, ...] = ()
     """Names from `drafters`; the first alone where absent."""
-    nccl: tuple[str, ...] = ("default",)
+    nccl: tuple[str, ...] = (DEFAULT_NCCL_SET,)
     """Names from `nccl_sets`; `default` is the empty set."""
     args: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
     """Server arguments as dimensions, names as in `engine.args`."""
@@ -101,7 +104,7 @@ class WorkloadSpec:
     __pydantic_config__ = _STRICT
 
     prompts: str = "synthetic"
-    """`synthetic`, or a JSON Lines file with `{"prompt": text}` or `{"token_ids": [...]}` rows, relative to the spec."""
+    """`synthetic`, or a JSON Lines file of `{"prompt": text}` or `{"token_ids": [...]}` rows, relative to the spec."""
     vocabulary: int = 32000
     """synthetic: token ids are drawn below this."""
     prompt_tokens: int = 128
@@ -127,6 +130,8 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudySpec:
+    """How configurations are chosen, pruned and stopped."""
+
     __pydantic_config__ = _STRICT
 
     metric: Metric = "tok_s"
@@ -165,6 +170,8 @@ class BudgetSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceSpec:
+    """What one trial holds alone, on one node."""
+
     __pydantic_config__ = _STRICT
 
     gpus: int = 8
