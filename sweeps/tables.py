@@ -1,7 +1,7 @@
 """The Parquet tables of a results folder: one explicit schema each, versioned; atomic writes; reading with upgrade.
 
-This module is the whole contract between measuring (`sweeps`) and analysing (`analysis`). Rows are written in part files,
-one per trial and attempt, so that a repeated attempt replaces its own part and nothing else.
+This module is the whole contract between measuring (`sweeps`) and analysing (`analysis`). Rows are written in part
+files, one per trial and attempt, so that a repeated attempt replaces its own part and nothing else.
 """
 
 from __future__ import annotations
@@ -230,6 +230,17 @@ def write_part(
         os.fsync(sink.fileno())
     temporary.rename(path)
     return path
+
+
+def remove_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> None:
+    """Remove a part that a repeated attempt has no rows for. No part is no error."""
+    folder.part(table, trial_id, attempt).unlink(missing_ok=True)
+
+
+def read_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> pa.Table:
+    """One part (an empty table where there is none). Raises TableError for newer or foreign files."""
+    path = folder.part(table, trial_id, attempt)
+    return _read_part(path, table) if path.is_file() else TABLES[table].empty_table()
 
 
 def read_table(folder: ResultsFolder, table: str) -> pa.Table:

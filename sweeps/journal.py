@@ -1,0 +1,154 @@
+"""What a trial has measured so far: appended and synced line by line, then turned into Parquet parts at its end.
+
+A killed process loses the block it was in and nothing before: the next run finds the journal and writes the parts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sweeps.tables import CYCLE_COLUMNS, ResultsFolder, remove_part, write_part
+
+Row = dict[str, Any]
+
+DECISION_SUFFIX = "-decision"
+"""Ends the name of the driver's own part of `events` for a trial; the actor writes `{trial_id}-a{attempt}`."""
+
+
+@dataclass(slots=True)
+class TrialRows:
+    """All rows of one attempt, keys included. `trial` is as complete as the trial is."""
+
+    trial: Row
+    blocks: list[Row] = field(default_factory=list)
+    requests: list[Row] = field(default_factory=list)
+    cycles: list[pa.Table] = field(default_factory=list)
+    """One table of CYCLE_COLUMNS per row of `blocks`."""
+    evidence: list[Row] = field(default_factory=list)
+    kernels: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+
+    @property
+    def keys(self) -> Row:
+        return {name: self.trial[name] for name in ("sweep_id", "trial_id", "attempt")}
+
+    def write(self, folder: ResultsFolder) -> None:
+        """Write every part of the attempt; the `trials` part last, as the mark that the others are whole."""
+        trial_id, attempt = self.trial["trial_id"], self.trial["attempt"]
+        tables = {
+            "blocks": self.blocks,
+            "requests": self.requests,
+            "cycles": self._cycles(),
+            "evidence": self.evidence,
+            "kernels": self.kernels,
+            "events": self.events,
+            "trials": [self.trial],
+        }
+        for table, rows in tables.items():
+            if len(rows):
+                write_part(folder, table, rows, trial_id=trial_id, attempt=attempt)
+            else:
+                remove_part(folder, table, trial_id=trial_id, attempt=attempt)
+
+    def _cycles(self) -> pa.Table | list[Row]:
+        keyed = [
+            _with_constants(cycles, {**self.keys, "block_index": block["block_index"]})
+            for block, cycles in zip(self.blocks, self.cycles, strict=True)
+            if cycles.num_rows
+        ]
+        return pa.concat_tables(keyed) if keyed else []
+
+
+class Journal:
+    """The append-only file of one attempt. One JSON object per line, each synced before `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = path.open("wb")
+
+    def append(self, record: str, *, cycles: pa.Table | None = None, **content: object) -> None:
+        """Append one record (`trial`, `evidence`, `block`, `kernels`, `events`) with its rows."""
+        line: dict[str, object] = {"record": record, **content}
+        if cycles is not None:
+            line["cycles"] = _encode(cycles)
+        self._file.write(json.dumps(line, default=_plain).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def discard(self) -> None:
+        """Close and remove: its content is in Parquet now."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def read_journal(path: Path) -> TrialRows | None:
+    """The rows of an attempt as far as its journal goes; a torn last line is dropped. None where nothing was begun.
+
+    Raises ValueError where a line before the last is broken: that is no torn write but a damaged file.
+    """
+    rows: TrialRows | None = None
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines) - 1:
+                break
+            raise ValueError(f"{path}: line {number + 1} is damaged: {error}") from error
+        rows = _replay(rows, record)
+    return rows
+
+
+def left_journals(folder: ResultsFolder) -> Sequence[Path]:
+    """Journals of attempts whose parts were never written."""
+    return sorted((folder.root / "journal").glob("*.jsonl"))
+
+
+def _replay(rows: TrialRows | None, record: Mapping[str, Any]) -> TrialRows | None:
+    if "trial" in record:
+        trial = {**record["trial"], "started_at": datetime.fromisoformat(record["trial"]["started_at"])}
+        rows = rows or TrialRows(trial=trial)
+        rows.trial = trial
+    if rows is None:
+        return None
+    if record["record"] == "block":
+        rows.blocks.append(record["block"])
+        rows.requests.extend(record["requests"])
+        rows.cycles.append(_decode(record["cycles"]))
+    for table in ("evidence", "kernels", "events"):
+        getattr(rows, table).extend(record.get(table, ()))
+    return rows
+
+
+def _encode(cycles: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, cycles.schema) as writer:
+        writer.write_table(cycles)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _decode(text: str) -> pa.Table:
+    return pa.ipc.open_stream(base64.b64decode(text)).read_all()
+
+
+def _with_constants(cycles: pa.Table, constants: Mapping[str, object]) -> pa.Table:
+    columns = {name: pa.repeat(pa.scalar(value), cycles.num_rows) for name, value in constants.items()}
+    return pa.table({**columns, **{name: cycles[name] for name in CYCLE_COLUMNS.names}})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"a journal holds JSON values and times, got {type(value).__name__}")

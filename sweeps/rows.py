@@ -1,0 +1,156 @@
+"""The rows that a trial leaves in the tables: configuration, launch report, block, decision -> columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from sweeps.engines.base import BlockRecord, LaunchReport
+from sweeps.journal import DECISION_SUFFIX, Row
+from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.space import Configuration
+from sweeps.summary import BlockSummary
+from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, write_part
+
+PRUNED_EVENT = "pruned"
+_TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")
+
+
+def trial_row(trial: PlannedTrial, *, sweep_id: str, attempt: int) -> Row:
+    """The columns of `trials` that are known before anything runs."""
+    return {
+        "sweep_id": sweep_id,
+        "trial_id": trial.trial_id,
+        "attempt": attempt,
+        "role": trial.role,
+        "configuration_id": trial.configuration.configuration_id,
+        "launch_key": trial.launch_key,
+        "label": trial.configuration.label,
+        "requested": settings(trial.requested),
+        **_configuration_columns(trial.configuration),
+        **_empty_account(),
+    }
+
+
+def invalid_row(
+    requested: Mapping[str, Any],
+    reason: str,
+    *,
+    trial_id: str,
+    sweep_id: str,
+    engine: str,
+    num_gpus: int,
+    acceptance: str,
+) -> Row:
+    """The `trials` row of a suggestion that no server could run: no configuration, no second."""
+    return {
+        "sweep_id": sweep_id,
+        "trial_id": trial_id,
+        "attempt": 1,
+        "role": "candidate",
+        "engine": engine,
+        "num_gpus": num_gpus,
+        "acceptance": acceptance,
+        "status": "invalid",
+        "stage": "plan",
+        "kind": "invalid_config",
+        "reason": reason,
+        "label": ", ".join(f"{name} {value}" for name, value in requested.items()),
+        "requested": settings(requested),
+        **_empty_account(),
+        "started_s": 0.0,
+        "ended_s": 0.0,
+    }
+
+
+def block_row(record: BlockRecord, summary: BlockSummary) -> Row:
+    """The columns of `blocks`, keys excepted."""
+    kinds = record.cycles["timer_kind"].unique().to_pylist()
+    hashes = "".join(request.output_hash for request in record.requests)
+    throttle = record.telemetry.get("throttle_reasons")
+    return {
+        **{name: value for name, value in asdict(summary).items() if name != "accept_histogram"},
+        "accept_histogram": None if summary.accept_histogram is None else list(summary.accept_histogram),
+        "decode_s": record.decode_s,
+        "decode_tokens": record.decode_tokens,
+        "num_requests": len(record.requests),
+        "timer_kind": kinds[0] if len(kinds) == 1 else None,
+        "output_hash": hashlib.sha256(hashes.encode()).hexdigest()[:16],
+        **{name: record.telemetry.get(name) for name in _TELEMETRY_NUMBERS},
+        "throttle_reasons": None if throttle is None else str(throttle),
+    }
+
+
+def record_decision(folder: ResultsFolder, trial_id: str, decision: Decision, *, sweep_id: str, at_s: float) -> None:
+    """Leave the driver's decision to prune where the trial's actor finds it: a part of `events` of its own."""
+    row = {
+        "sweep_id": sweep_id,
+        "trial_id": trial_id,
+        "attempt": 1,
+        "at_s": at_s,
+        "event": PRUNED_EVENT,
+        "detail": decision.reason,
+        "numbers": dict(decision.numbers),
+    }
+    write_part(folder, "events", [row], trial_id=trial_id + DECISION_SUFFIX, attempt=1)
+
+
+def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
+    """Why the driver pruned a trial; None where it did not."""
+    rows = read_part(folder, "events", trial_id=trial_id + DECISION_SUFFIX, attempt=1).to_pylist()
+    return str(rows[0]["detail"]) if rows else None
+
+
+def interrupted(reason: str, num_blocks: int) -> Outcome:
+    """The outcome of a trial that was ended by neither its blocks, its pruner nor its engine."""
+    stage = "measure" if num_blocks else "load"
+    return Outcome(status="failed", reason=reason, stage=stage, kind="interrupted")
+
+
+def settings(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as the tables hold them: text; absent where None."""
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _configuration_columns(configuration: Configuration) -> Row:
+    return {
+        "num_steps": configuration.num_steps,
+        "eagle_topk": configuration.eagle_topk,
+        "num_draft_tokens": configuration.num_draft_tokens,
+        "drafter": configuration.drafter,
+        "nccl_set": configuration.nccl_set,
+        "nccl_env": settings(dict(configuration.nccl_env)),
+        "args": settings(dict(configuration.args)),
+        "env": settings(dict(configuration.env)),
+    }
+
+
+def report_columns(report: LaunchReport) -> Row:
+    """The columns of `trials` that a launch or switch tells."""
+    return {
+        "engine_version": report.version,
+        "machine": report.machine,
+        "num_gpus": report.num_gpus,
+        "effective": settings(report.effective),
+        "all_reduce": report.all_reduce,
+        "command": list(report.command),
+        "environment": settings(report.environment),
+        "removed_env": list(report.removed),
+    }
+
+
+def interrupted_columns() -> Row:
+    """What a row says until its trial ends: a reader of a dead process's journal then sees what happened."""
+    outcome = interrupted("the trial's process died", 0)
+    return {"status": outcome.status, "stage": outcome.stage, "kind": outcome.kind, "reason": outcome.reason}
+
+
+def _empty_account() -> Row:
+    return {
+        "started_at": datetime.now(UTC),
+        "num_blocks": 0,
+        **{f"{activity}_s": 0.0 for activity in ACTIVITIES},
+    }

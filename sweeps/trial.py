@@ -1,0 +1,268 @@
+"""Measures one configuration on an engine: launch or switch, warm-up, blocks, trace, rows. No Ray, no Optuna.
+
+One `Measurement` is one attempt at one trial. Its caller pulls it block by block, so that a pruner can stop it between
+two. Whatever happens, every second of held GPUs is in the ledger and everything measured is in the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
+from sweeps.journal import Journal, Row, TrialRows, left_journals, read_journal
+from sweeps.ledger import Ledger
+from sweeps.observations import Outcome, PlannedTrial
+from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
+from sweeps.summary import BlockSummary, summarise
+from sweeps.tables import ResultsFolder
+from sweeps.workload import Block
+
+_NOT_EFFECTIVE_GRADES = frozenset({"not_seen", "overridden"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialContext:
+    """What all trials of a sweep on one node have in common."""
+
+    sweep_id: str
+    folder: ResultsFolder
+    blocks: tuple[Block, ...]
+    """Warm-up blocks, then measured blocks."""
+    num_gpus: int
+    acceptance: str
+    """`measured` or `pinned`, as in the spec."""
+    node: str | None = None
+
+
+@dataclass(slots=True)
+class HeldEngine:
+    """An engine and what is known about the server that it holds between trials."""
+
+    engine: Engine
+    live_launch_key: str | None = None
+    report: LaunchReport | None = None
+    free_since_s: float = field(default=0.0)
+    """Engine's clock: when the last trial let go; from there on the GPUs idle."""
+
+    def __post_init__(self) -> None:
+        self.free_since_s = self.engine.now_s()
+
+    def close(self) -> None:
+        """Stop the server. Raises EngineError (`gpu_not_clean`)."""
+        self.live_launch_key = self.report = None
+        self.engine.close()
+
+
+class Measurement:
+    """One attempt at one trial, pulled block by block with `advance`."""
+
+    def __init__(self, held: HeldEngine, trial: PlannedTrial, context: TrialContext, *, attempt: int = 1) -> None:
+        self._held = held
+        self._trial = trial
+        self._context = context
+        self._attempt = attempt
+        self._ledger = Ledger(held.engine.now_s, since_s=held.free_since_s)
+        self._relaunched: bool | None = None
+        self._measured = 0
+        self._kernels: tuple[KernelTime, ...] = ()
+        self._outcome: Outcome | None = None
+        self._rows = TrialRows(trial=self._first_row())
+        self._journal = Journal(context.folder.journal(trial.trial_id, attempt))
+        self._journal.append("trial", trial=self._rows.trial)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None while the trial runs."""
+        return self._outcome
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Wall seconds by activity so far."""
+        return self._ledger.seconds
+
+    @property
+    def relaunched(self) -> bool | None:
+        return self._relaunched
+
+    def advance(self) -> BlockSummary | Outcome:
+        """Measure the next block (the first call also launches or switches, and warms up), or end the trial.
+
+        An EngineError ends the trial as failed: it is a row, not an error. Anything else is raised.
+        """
+        assert self._outcome is None, "a trial that has ended was advanced"
+        try:
+            if self._relaunched is None:
+                self._prepare()
+            blocks = [block for block in self._context.blocks if not block.warmup]
+            if self._measured < len(blocks):
+                return self._measure(blocks[self._measured])
+            self._trace(blocks[-1])
+        except EngineError as error:
+            return self._fail(error)
+        return self._end(Outcome(status="completed"))
+
+    def stop(self) -> Outcome:
+        """End the trial early: pruned where the driver's decision says so, interrupted otherwise. Idempotent."""
+        if self._outcome is not None:
+            return self._outcome
+        reason = prune_reason(self._context.folder, self._trial.trial_id)
+        if reason is not None:
+            return self._end(Outcome(status="pruned", reason=reason))
+        self._ledger.charge("failed")
+        return self._end(interrupted("the sweep was stopped before this trial ended", self._measured))
+
+    def close_engine(self) -> None:
+        """Stop the server after the last trial, and add the seconds to its row. Raises EngineError."""
+        assert self._outcome is not None, "the server was stopped under a running trial"
+        self._ledger.charge("idle")
+        try:
+            self._held.close()
+        finally:
+            self._ledger.charge("stop")
+            self._stamp()
+            self._rows.write(self._context.folder)
+
+    def _prepare(self) -> None:
+        self._ledger.charge("idle")
+        report = self._switch() or self._launch()
+        self._held.report = report
+        self._rows.trial.update(report_columns(report), relaunched=self._relaunched)
+        self._rows.evidence = [{**self._rows.keys, **asdict(evidence)} for evidence in report.evidence]
+        self._stamp()
+        self._journal.append("evidence", trial=self._rows.trial, evidence=self._rows.evidence)
+        self._held.live_launch_key = self._trial.launch_key
+        refuse_not_effective(report.evidence)
+        for block in self._context.blocks:
+            if block.warmup:
+                self._held.engine.run_block(block)
+                self._ledger.charge("warmup")
+
+    def _switch(self) -> LaunchReport | None:
+        if self._held.live_launch_key != self._trial.launch_key:
+            return None
+        report = self._held.engine.switch(self._trial.configuration)
+        self._ledger.charge("switch")
+        if report is not None:
+            self._relaunched = False
+        return report
+
+    def _launch(self) -> LaunchReport:
+        if self._held.live_launch_key is not None:
+            self._held.close()
+            self._ledger.charge("stop")
+        self._relaunched = True
+        report = self._held.engine.launch(self._trial.configuration, step_candidates=self._trial.step_candidates)
+        self._ledger.charge_boot(report.boot_s)
+        return report
+
+    def _measure(self, block: Block) -> BlockSummary:
+        record = self._held.engine.run_block(block)
+        self._ledger.charge("measure")
+        summary = summarise(record, block_index=block.index)
+        row = {**self._rows.keys, **block_row(record, summary)}
+        requests = [{**self._rows.keys, "block_index": block.index, **asdict(request)} for request in record.requests]
+        self._rows.blocks.append(row)
+        self._rows.requests.extend(requests)
+        self._rows.cycles.append(record.cycles)
+        self._measured += 1
+        self._stamp()
+        self._journal.append("block", trial=self._rows.trial, block=row, requests=requests, cycles=record.cycles)
+        return summary
+
+    def _trace(self, block: Block) -> None:
+        self._kernels = self._held.engine.trace(block) or ()
+        self._ledger.charge("trace")
+        self._rows.kernels = [{**self._rows.keys, **asdict(kernel)} for kernel in self._kernels]
+
+    def _fail(self, error: EngineError) -> Outcome:
+        try:
+            self._held.close()
+        except EngineError as unclean:
+            error.add_note(str(unclean))
+            self._event("gpu_not_clean", str(unclean))
+        self._ledger.charge("failed")
+        self._rows.trial["log_tail"] = error.log_tail
+        return self._end(
+            Outcome(status="failed", reason=str(error), stage=error.stage, kind=error.kind, transient=error.transient)
+        )
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        self._outcome = Outcome(
+            status=outcome.status,
+            reason=outcome.reason,
+            stage=outcome.stage,
+            kind=outcome.kind,
+            transient=outcome.transient,
+            relaunched=self._relaunched,
+            seconds=self._ledger.seconds,
+            kernels=self._kernels,
+        )
+        self._rows.trial.update(status=outcome.status, reason=outcome.reason, stage=outcome.stage, kind=outcome.kind)
+        self._stamp()
+        self._rows.write(self._context.folder)
+        self._journal.discard()
+        self._held.free_since_s = self._ledger.mark_s
+        return self._outcome
+
+    def _event(self, event: str, detail: str) -> None:
+        self._rows.events.append(
+            {**self._rows.keys, "at_s": self._held.engine.now_s(), "event": event, "detail": detail, "numbers": {}}
+        )
+
+    def _stamp(self) -> None:
+        seconds = {f"{activity}_s": spent for activity, spent in self._ledger.seconds.items()}
+        self._rows.trial.update(seconds, ended_s=self._ledger.mark_s, num_blocks=self._measured)
+
+    def _first_row(self) -> Row:
+        context = self._context
+        return {
+            **trial_row(self._trial, sweep_id=context.sweep_id, attempt=self._attempt),
+            "engine": self._held.engine.name,
+            "node": context.node,
+            "num_gpus": context.num_gpus,
+            "acceptance": context.acceptance,
+            **interrupted_columns(),
+            "started_s": self._ledger.mark_s,
+            "ended_s": self._ledger.mark_s,
+        }
+
+
+def recover(folder: ResultsFolder, *, num_blocks: int) -> tuple[str, ...]:
+    """Write the parts of trials whose process died, from their journals. Returns their trial ids.
+
+    A trial with a decision to prune is pruned, one with all its `num_blocks` blocks is completed, any other failed.
+    """
+    recovered = []
+    for path in left_journals(folder):
+        rows = read_journal(path)
+        if rows is not None and not _is_written(folder, rows):
+            trial_id = rows.trial["trial_id"]
+            if (reason := prune_reason(folder, trial_id)) is not None:
+                rows.trial.update(status="pruned", reason=reason, stage=None, kind=None)
+            elif len(rows.blocks) >= num_blocks:
+                rows.trial.update(status="completed", reason=None, stage=None, kind=None)
+            rows.write(folder)
+            recovered.append(trial_id)
+        path.unlink()
+    return tuple(recovered)
+
+
+def _is_written(folder: ResultsFolder, rows: TrialRows) -> bool:
+    return folder.part("trials", rows.trial["trial_id"], rows.trial["attempt"]).is_file()
+
+
+def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
+    """Raise EngineError (`not_effective`) where a requested setting did not arrive or was overridden.
+
+    Measuring it would report "no effect" of something that was never there.
+    """
+    lost = [seen for seen in evidence if seen.requested is not None and seen.grade in _NOT_EFFECTIVE_GRADES]
+    if lost:
+        first = lost[0]
+        raise EngineError(
+            f"{first.setting}: wanted {first.requested} in rank {first.rank}, seen {first.seen}, "
+            f"effective {first.effective} ({first.grade}; {len(lost)} such findings)",
+            stage="first_request",
+            kind="not_effective",
+        )
