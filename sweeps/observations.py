@@ -75,6 +75,8 @@ class Observation:
     relaunched: bool | None = None
     kernels: tuple[KernelTime, ...] = ()
     reason: str | None = None
+    kind: str | None = None
+    """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
 
     def values(self, metric: Metric) -> tuple[float, ...]:
         """The metric of each block that has one."""
@@ -162,6 +164,7 @@ class Observations:
             seen,
             status=outcome.status,
             reason=outcome.reason,
+            kind=outcome.kind,
             relaunched=outcome.relaunched,
             seconds=dict(outcome.seconds or seen.seconds),
             kernels=outcome.kernels,

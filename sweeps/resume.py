@@ -1,0 +1,88 @@
+"""What an earlier run of the same sweep has measured, read back from its results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from sweeps.engines.base import KernelTime
+from sweeps.observations import Observation, Observations, PlannedTrial
+from sweeps.space import Configuration, Space
+from sweeps.summary import BlockSummary
+from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
+
+_BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
+_KERNEL_FIELDS = tuple(entry.name for entry in fields(KernelTime))
+_TRIAL_COLUMNS = [
+    "trial_id",
+    "attempt",
+    "role",
+    "status",
+    "kind",
+    "reason",
+    "configuration_id",
+    "relaunched",
+    "started_at",
+    *(f"{activity}_s" for activity in ACTIVITIES),
+]
+
+
+def read_observations(folder: ResultsFolder, space: Space) -> Observations:
+    """Every trial of the folder in the order of its start, the last attempt of each; invalid suggestions excepted."""
+    known = {member.configuration_id: member for member in (*space.configurations(), space.control)}
+    rows = read_table(folder, "trials").select(_TRIAL_COLUMNS).sort_by("started_at").to_pylist()
+    trials = {
+        row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"]) if row["status"] != "invalid"
+    }
+    blocks = _by_attempt(read_table(folder, "blocks").select(["trial_id", "attempt", *_BLOCK_FIELDS]).to_pylist())
+    kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
+    return Observations(
+        _observation(row, known[row["configuration_id"]], space, blocks, kernels)
+        for row in sorted(trials.values(), key=lambda row: row["started_at"])
+        if row["configuration_id"] in known
+    )
+
+
+def _observation(
+    row: Mapping[str, Any],
+    configuration: Configuration,
+    space: Space,
+    blocks: Mapping[tuple[str, int], list[dict[str, Any]]],
+    kernels: Mapping[tuple[str, int], list[dict[str, Any]]],
+) -> Observation:
+    attempt = (row["trial_id"], row["attempt"])
+    trial = PlannedTrial(
+        trial_id=row["trial_id"],
+        role=row["role"],
+        number=int(row["trial_id"][1:]) if row["role"] == "candidate" else None,
+        configuration=configuration,
+        requested=space.suggestion(configuration),
+        launch_key=space.launch_key(configuration),
+        step_candidates=space.step_candidates(configuration),
+    )
+    return Observation(
+        trial=trial,
+        status=row["status"],
+        blocks=tuple(_block(block) for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])),
+        seconds={activity: row[f"{activity}_s"] for activity in ACTIVITIES},
+        relaunched=row["relaunched"],
+        kernels=tuple(
+            KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())
+        ),
+        reason=row["reason"],
+        kind=row["kind"],
+    )
+
+
+def _block(row: Mapping[str, Any]) -> BlockSummary:
+    values = {name: row[name] for name in _BLOCK_FIELDS}
+    histogram = values["accept_histogram"]
+    return BlockSummary(**{**values, "accept_histogram": None if histogram is None else tuple(histogram)})
+
+
+def _by_attempt(rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    grouped: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["trial_id"], row["attempt"]), []).append(row)
+    return grouped
