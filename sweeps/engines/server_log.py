@@ -1,0 +1,276 @@
+"""What a server's log tells: start-up times, the stage it reached, its resolved arguments, and why it died.
+
+Formats are SGLang's, 0.5.16 to 0.5.23. Logs are for people and change: what is not found is None, never an error.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from sweeps.engines.base import Kind, Stage
+
+_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<rank>(?: [A-Z]+\d+)*)\] ?(?P<text>.*)")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_NOISE = re.compile(
+    r'^\[[^\]]*\] INFO: +\S+ - "(GET|POST) |Capturing batches|(it/s|s/it)\]$|UserWarning|warnings\.warn'
+)
+_TAIL_LINES, _TAIL_CHARACTERS, _MESSAGE_CHARACTERS = 40, 6000, 600
+_STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartupTimings:
+    """Seconds of a start, of the first rank; None where the log does not tell."""
+
+    weight_load_s: float | None
+    """Target and draft weights."""
+    capture_s: float | None
+    """All graphs together."""
+    graphs_s: Mapping[str, float] = field(default_factory=dict)
+    """By graph: `decode`, `target_verify`, `draft_decode`, `draft_extend`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """Why a server ended or stands still."""
+
+    stage: Stage
+    kind: Kind
+    message: str
+    """One line: the first failing rank and its innermost exception, or what is known instead."""
+    tail: str
+    """The last lines of the log, without progress bars and access lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    rank: str
+    text: str
+    stamped: bool
+
+
+def _raw_lines(text: str) -> list[str]:
+    """Without colours; a message that a progress bar swallowed has its line again."""
+    return re.sub(r"(?<=it/s\]|s/it\])(?=\[\d{4}-)", "\n", _ANSI.sub("", text).replace("\r", "\n")).splitlines()
+
+
+def _lines(text: str) -> Iterator[_Line]:
+    for raw in _raw_lines(text):
+        match = _PREFIX.match(raw)
+        yield _Line(match["rank"].strip(), match["text"], stamped=True) if match else _Line("", raw, stamped=False)
+
+
+def startup_timings(text: str) -> StartupTimings | None:
+    """None before the first weights are loaded."""
+    loaded = _seconds(text, r"Load weight end\. .*?elapsed=([\d.]+) s")
+    captured = _seconds(text, r"Capture .*?(?:end\.|ends?) .*?elapsed[=:] ?([\d.]+) ?s")
+    summary = re.search(r"Engine startup timings \(s\): .*?cuda_graph=\{([^}]*)\}", text)
+    graphs = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", summary[1])} if summary else {}
+    if loaded is None and not graphs:
+        return None
+    return StartupTimings(weight_load_s=loaded, capture_s=sum(graphs.values()) if graphs else captured, graphs_s=graphs)
+
+
+def _seconds(text: str, pattern: str) -> float | None:
+    """Sum over the first rank's lines that match."""
+    found = [(line.rank, match[1]) for line in _lines(text) if (match := re.search(pattern, line.text))]
+    first = min((rank for rank, _ in found), default="")
+    return sum(float(value) for rank, value in found if rank == first) if found else None
+
+
+def stage_reached(text: str) -> Stage:
+    """The stage of the log's last milestone: `load` in an empty log, `measure` once the server calls itself ready."""
+    stage: Stage = "load"
+    loaded: set[str] = set()
+    for line in _lines(text):
+        match = _MILESTONE.search(line.text) if line.stamped else None
+        if match is None:
+            continue
+        name = match.lastgroup
+        if name == "load_end":
+            loaded.add(line.rank)
+        elif name in ("init_end", "load_begin"):
+            stage = "draft_init" if line.rank in loaded else "load"
+        else:
+            stage = next(stage for stage in _STAGES if stage == name)
+    return stage
+
+
+_MILESTONE = re.compile(
+    r"(?P<init_end>Init (?:torch distributed|parallel) ends)|(?P<nccl_init>Init (?:torch distributed|parallel) begin)"
+    r"|(?P<load_begin>Load weight begin)|(?P<load_end>Load weight end)|(?P<capture>Capture .*(?:graph|CG).* begin)"
+    r"|(?P<first_request>Uvicorn running on)|(?P<measure>The server is fired up)",
+    re.IGNORECASE,
+)
+
+
+def resolved_arguments(text: str) -> dict[str, str | None]:
+    """The server's own account of its arguments, by field name (`speculative_num_steps`); nested values stay text.
+
+    Empty where the log has no `server_args=` line. Both spellings are read: `ServerArgs(name=value)` to 0.5.17,
+    a dict literal later.
+    """
+    match = re.search(r"server_args=(?:ServerArgs\((?P<call>.*)\)|\{(?P<literal>.*)\})\s*$", text, re.MULTILINE)
+    if match is None:
+        return {}
+    arguments: dict[str, str | None] = {}
+    for item in _split(match["call"] or match["literal"]):
+        name, _, value = item.partition("=" if match["call"] else ":")
+        value = value.strip()
+        arguments[name.strip(" '\"")] = None if value == "None" else _unquoted(value)
+    return arguments
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at the commas outside quotes and brackets."""
+    depth, start, quote, escaped = 0, 0, "", False
+    for position, letter in enumerate(text):
+        if quote:
+            quote = quote if escaped or letter != quote else ""
+            escaped = letter == "\\" and not escaped
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{<":
+            depth += 1
+        elif letter in ")]}>":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            yield text[start:position]
+            start = position + 1
+    if text[start:].strip():
+        yield text[start:]
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def diagnose(text: str, *, returncode: int | None, stage: Stage | None = None) -> Diagnosis:
+    """Why the server ended (`returncode`), or stands still although it lives (None).
+
+    Args:
+        stage: where the caller knows it better than the log does (`first_request`, `measure`).
+    """
+    stage = stage_reached(text) if stage is None else stage
+    cause = _first_cause(text)
+    message = f"{cause.rank}: {cause.text}" if cause and cause.rank else cause.text if cause else None
+    kind = _kind(text, cause, returncode, stage)
+    return Diagnosis(
+        stage=stage,
+        kind=kind,
+        message=(message or _last_words(text, returncode, stage))[:_MESSAGE_CHARACTERS],
+        tail=log_tail(text),
+    )
+
+
+def log_tail(text: str) -> str:
+    """The last lines, without progress bars and access lines."""
+    lines = [line for line in _raw_lines(text) if line.strip() and not _NOISE.search(line)]
+    return "\n".join(line[:400] for line in lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
+
+
+_OUT_OF_MEMORY: tuple[tuple[Kind, str], ...] = (
+    (
+        "gpu_oom",
+        r"(CUDA|HIP) out of memory|OutOfMemoryError|CUDA error: out of memory|Failed to CUDA calloc"
+        r"|Not enough memory\. Please try|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
+    ),
+    ("host_oom", r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (can't|not enough)"),
+)
+_OF_EXCEPTION: tuple[tuple[Kind, str], ...] = (
+    ("nccl_no_algorithm", r"[Nn]o algorithm/protocol available"),
+    *_OUT_OF_MEMORY,
+    ("engine_unavailable", r"ModuleNotFoundError|No module named|command not found"),
+    (
+        "invalid_config",
+        r"error: (unrecognized arguments?|argument |ambiguous option|the following arguments)"
+        r"|Unrecognized (element|prefix) token|All entries except the first must have a prefix"
+        r"|selected index k out of range|arange's range must be a power of 2"
+        r"|\b(ValueError|NotImplementedError|AssertionError|HFValidationError)\b"
+        r"|is not a local folder and is not a valid model identifier|does not appear to have a file named",
+    ),
+)
+"""Kind and what the innermost exception then says; the first that fits."""
+
+_SECONDARY = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|remote process exited|DistBackendError.*unhandled system|by peer"
+)
+"""What the other ranks say when one has died."""
+
+_SERVING = frozenset({"first_request", "measure"})
+
+
+def _kind(text: str, cause: _Line | None, returncode: int | None, stage: Stage) -> Kind:
+    if "o algorithm/protocol available" in text:  # NCCL warns, the exception says no more than `invalid usage`
+        return "nccl_no_algorithm"
+    if cause is not None and (kind := _first_match(_OF_EXCEPTION, cause.text)):
+        return kind
+    if re.search(r"[Ww]atchdog (caught|timeout)", text) or (returncode is None and cause is None):
+        return _hang(stage)
+    if cause is not None and not _SECONDARY.search(cause.text):
+        return "crash"
+    for line in _lines(text):
+        if re.search(r"WARN|[Ee]rror|[Ff]ailed", line.text) and (kind := _first_match(_OUT_OF_MEMORY, line.text)):
+            return kind
+    child = re.search(r"crashed with exit code (-?\d+)", text)
+    code = int(child[1]) if child else returncode
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):  # no last words: the kernel's out-of-memory killer
+        return "host_oom"
+    return "invalid_config" if code == 2 else "crash"
+
+
+def _first_match(rules: tuple[tuple[Kind, str], ...], text: str) -> Kind | None:
+    return next((kind for kind, pattern in rules if re.search(pattern, text)), None)
+
+
+def _hang(stage: Stage) -> Kind:
+    if stage in _SERVING:
+        return "hang_in_verify"
+    return "hang_nccl_init" if stage == "nccl_init" else "hang"
+
+
+def _first_cause(text: str) -> _Line | None:
+    """The innermost exception of the first rank that failed by itself, or an argument parser's complaint."""
+    causes = list(_causes(list(_lines(text))))
+    own = [cause for cause in causes if not _SECONDARY.search(cause.text)]
+    fatal = [cause for cause in own if cause.stamped] or own[-1:] or causes[:1]
+    if fatal:
+        return fatal[0]
+    return next(
+        (
+            line
+            for line in _lines(text)
+            if re.search(r"^\S+: (error: |No module named |.*command not found)", line.text)
+        ),
+        None,
+    )
+
+
+def _causes(lines: list[_Line]) -> Iterator[_Line]:
+    """One per chain of tracebacks, of its first; `stamped` where the server reported the chain as fatal."""
+    number = 0
+    while number < len(lines):
+        head = lines[number]
+        number += 1
+        if "Traceback (most recent call last)" not in head.text:
+            continue
+        first = ""
+        while number < len(lines):
+            line = lines[number]
+            if line.stamped:
+                break
+            number += 1
+            if not first and line.text and not line.text.startswith((" ", "\t")) and "Traceback" not in line.text:
+                first = line.text
+        if first:
+            yield _Line(head.rank, first, stamped="hit an exception" in head.text)
+
+
+def _last_words(text: str, returncode: int | None, stage: Stage) -> str:
+    last = next((line.text for line in reversed(list(_lines(text))) if line.text and not _NOISE.search(line.text)), "")
+    end = "did not answer in time" if returncode is None else f"ended with code {returncode}"
+    return f"server {end} in stage {stage}; last line: {last or '(none)'}"
