@@ -12,6 +12,7 @@ from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.journal import DECISION_SUFFIX, Row
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.space import Configuration
+from sweeps.spec import SweepSpec
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, write_part
 
@@ -35,34 +36,31 @@ def trial_row(trial: PlannedTrial, *, sweep_id: str, attempt: int) -> Row:
     }
 
 
-def invalid_row(
-    requested: Mapping[str, Any],
-    reason: str,
-    *,
-    trial_id: str,
-    sweep_id: str,
-    engine: str,
-    num_gpus: int,
-    acceptance: str,
-) -> Row:
+def invalid_row(requested: Mapping[str, Any], reason: str, spec: SweepSpec, *, trial_id: str, sweep_id: str) -> Row:
     """The `trials` row of a suggestion that no server could run: no configuration, no second."""
     return {
         "sweep_id": sweep_id,
         "trial_id": trial_id,
         "attempt": 1,
         "role": "candidate",
-        "engine": engine,
-        "num_gpus": num_gpus,
-        "acceptance": acceptance,
+        "label": ", ".join(f"{name} {value}" for name, value in requested.items()),
+        "requested": settings(requested),
+        **_empty_account(),
+        **_never_ran(spec),
         "status": "invalid",
         "stage": "plan",
         "kind": "invalid_config",
         "reason": reason,
-        "label": ", ".join(f"{name} {value}" for name, value in requested.items()),
-        "requested": settings(requested),
-        **_empty_account(),
-        "started_s": 0.0,
-        "ended_s": 0.0,
+    }
+
+
+def lost_row(trial: PlannedTrial, spec: SweepSpec, reason: str, *, sweep_id: str) -> Row:
+    """The `trials` row of a trial whose process died before it could begin a journal."""
+    return {
+        **trial_row(trial, sweep_id=sweep_id, attempt=1),
+        **_never_ran(spec),
+        **interrupted_columns(),
+        "reason": reason,
     }
 
 
@@ -153,4 +151,14 @@ def _empty_account() -> Row:
         "started_at": datetime.now(UTC),
         "num_blocks": 0,
         **{f"{activity}_s": 0.0 for activity in ACTIVITIES},
+    }
+
+
+def _never_ran(spec: SweepSpec) -> Row:
+    return {
+        "engine": spec.engine.kind,
+        "num_gpus": spec.resources.gpus,
+        "acceptance": spec.acceptance,
+        "started_s": 0.0,
+        "ended_s": 0.0,
     }

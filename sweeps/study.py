@@ -156,6 +156,11 @@ class SweepStudy:
         self._close(self._asked.pop(trial.trial_id), observed)
         self._schedule.candidate_ended()
 
+    def stop(self, reason: str) -> None:
+        """Ask for nothing more, not even a last control: something is broken that no configuration can help."""
+        self.stop_reason = reason
+        self._finished = True
+
     def drain_invalid(self) -> tuple[InvalidSuggestion, ...]:
         """Infeasible suggestions met since the last call: each a row of the tables."""
         drained, self._invalid = tuple(self._invalid), []

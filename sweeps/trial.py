@@ -228,14 +228,19 @@ class Measurement:
         }
 
 
-def recover(folder: ResultsFolder, *, num_blocks: int) -> tuple[str, ...]:
+def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) -> tuple[str, ...]:
     """Write the parts of trials whose process died, from their journals. Returns their trial ids.
 
     A trial with a decision to prune is pruned, one with all its `num_blocks` blocks is completed, any other failed.
+
+    Args:
+        only: this trial alone, where others are running.
     """
     recovered = []
     for path in left_journals(folder):
         rows = read_journal(path)
+        if only is not None and (rows is None or rows.trial["trial_id"] != only):
+            continue
         if rows is not None and not _is_written(folder, rows):
             trial_id = rows.trial["trial_id"]
             if (reason := prune_reason(folder, trial_id)) is not None:

@@ -1,0 +1,291 @@
+"""Ray Tune around a `SweepStudy`: the Searcher and TrialScheduler pair that share it, and the actor with the engine.
+
+Tune places trials and keeps actors; it decides nothing. Suggestions, pruning, controls, budget and resuming are the
+study's and the results folder's, so Tune's own snapshots are never read back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from sweeps.engines.base import Engine
+from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.rows import invalid_row, lost_row, record_decision
+from sweeps.spec import SweepSpec
+from sweeps.study import InvalidSuggestion, SweepStudy
+from sweeps.summary import BlockSummary
+from sweeps.tables import ResultsFolder, write_part
+from sweeps.trial import HeldEngine, Measurement, TrialContext, recover
+from sweeps.workload import Block
+
+_MAX_ATTEMPTS = 2
+_MAX_ERRORS_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRun:
+    """What every actor of a sweep is given."""
+
+    spec: SweepSpec
+    sweep_id: str
+    folder: ResultsFolder
+    """On a path that all nodes see."""
+    blocks: tuple[Block, ...]
+    open_engine: Callable[[SweepSpec, ResultsFolder], Engine]
+    """Called in the actor; pickled by reference."""
+
+    @property
+    def num_measured(self) -> int:
+        return sum(not block.warmup for block in self.blocks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockResult:
+    """One block on its way from actor to driver; an object, because Tune flattens dicts."""
+
+    block: BlockSummary
+    seconds: Mapping[str, float]
+
+
+class SweepObserver(Protocol):
+    """Told of what happens, in the driver's thread."""
+
+    def started(self, trial: PlannedTrial) -> None: ...
+
+    def block_done(self, trial: PlannedTrial, block: BlockSummary, decision: Decision) -> None: ...
+
+    def ended(self, trial: PlannedTrial, outcome: Outcome) -> None: ...
+
+    def refused(self, invalid: InvalidSuggestion) -> None: ...
+
+
+class SweepTrainable(tune.Trainable):  # type: ignore[misc]
+    """The actor of one node: keeps its engine between trials. One `step` is one block, or the end of a trial."""
+
+    def setup(self, config: dict[str, Any], run: SweepRun) -> None:
+        self._run = run
+        self._held: HeldEngine | None = None
+        self._measurement: Measurement | None = None
+        self._spent: Mapping[str, float] = {}
+        if run.spec.engine.kind == "sglang":
+            check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
+        self._held = HeldEngine(run.open_engine(run.spec, run.folder))
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial; never returns False, on which Tune would wait for ever."""
+        if self._measurement is not None:
+            self._measurement.stop()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        assert self._measurement is not None
+        result = self._measurement.advance()
+        if isinstance(result, Outcome) and result.transient and self._attempt < _MAX_ATTEMPTS:
+            self._spent = self._total(result.seconds)
+            self._attempt += 1
+            self._measurement = self._measure()
+            result = self._measurement.advance()
+        if isinstance(result, BlockSummary):
+            seconds = self._total(self._measurement.seconds)
+            return {"block": BlockResult(block=result, seconds=seconds), "done": False}
+        return {"outcome": replace(result, seconds=self._total(result.seconds)), "done": True}
+
+    def cleanup(self) -> None:
+        if self._measurement is not None:
+            self._measurement.stop()
+            self._measurement.close_engine()
+        elif self._held is not None:
+            self._held.close()
+
+    def _begin(self, config: Mapping[str, Any]) -> None:
+        self._trial: PlannedTrial = config["trial"]
+        self._attempt = 1
+        self._spent = {}
+        self._measurement = self._measure()
+
+    def _measure(self) -> Measurement:
+        assert self._held is not None
+        run = self._run
+        context = TrialContext(
+            sweep_id=run.sweep_id,
+            folder=run.folder,
+            blocks=run.blocks,
+            num_gpus=run.spec.resources.gpus,
+            acceptance=run.spec.acceptance,
+            node=socket.gethostname(),
+        )
+        return Measurement(self._held, self._trial, context, attempt=self._attempt)
+
+    def _total(self, seconds: Mapping[str, float]) -> Mapping[str, float]:
+        return {activity: spent + self._spent.get(activity, 0.0) for activity, spent in seconds.items()}
+
+
+class StudySearcher(Searcher):  # type: ignore[misc]
+    """Hands Tune the study's trials and the study Tune's endings."""
+
+    def __init__(self, study: SweepStudy, run: SweepRun, observer: SweepObserver, *, max_concurrent: int) -> None:
+        super().__init__()
+        self.study = study
+        self.run = run
+        self.observer = observer
+        self.num_errors = 0
+        self._errors_in_a_row = 0
+        self._max_concurrent = max_concurrent
+        self._live: dict[str, PlannedTrial] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its configuration; nothing reads it back, and the study's storage must not be copied.
+        return {"_metric": None, "_mode": None}
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+        return True
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        self._max_concurrent = max_concurrent
+        return True  # Tune's own limiter would drop the endings of trials that it did not start
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if len(self._live) >= self._max_concurrent:
+            return None
+        trial = self.study.ask()
+        for invalid in self.study.drain_invalid():
+            self._refuse(invalid)
+        if trial is None:
+            return str(Searcher.FINISHED) if self.study.finished else None
+        self._live[trial_id] = trial
+        self.observer.started(trial)
+        return {"trial": trial}
+
+    def take_block(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        """True: prune. The decision is on disk before the actor hears of it."""
+        trial, newest = self._live[trial_id], result["block"]
+        block = newest.block
+        decision = self.study.report(trial, block, seconds=newest.seconds)
+        if decision.prune:
+            at_s = block.started_s + block.wall_s
+            record_decision(self.run.folder, trial.trial_id, decision, sweep_id=self.run.sweep_id, at_s=at_s)
+        self.observer.block_done(trial, block, decision)
+        if decision.prune:
+            self._end(trial_id, Outcome(status="pruned", reason=decision.reason, seconds=newest.seconds))
+        return decision.prune
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Blocks reach the study through the scheduler, which Tune asks first."""
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:  # noqa: FBT001, FBT002
+        if trial_id not in self._live:
+            return
+        if error or not result or "outcome" not in result:
+            self.num_errors += error
+            self._lost(trial_id)
+            return
+        self._errors_in_a_row = 0
+        self._end(trial_id, result["outcome"])
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the study's journal and the results folder hold all there is."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("a sweep resumes from its results folder, never from a Tune snapshot")
+
+    def _end(self, trial_id: str, outcome: Outcome) -> None:
+        trial = self._live.pop(trial_id)
+        self.study.tell(trial, outcome)
+        self.observer.ended(trial, outcome)
+
+    def _lost(self, trial_id: str) -> None:
+        """The actor ended without saying how: its journal becomes rows, and the study hears of an interruption."""
+        trial = self._live[trial_id]
+        run, reason = self.run, "the trial's process ended unexpectedly"
+        if not recover(run.folder, num_blocks=run.num_measured, only=trial.trial_id):
+            row = lost_row(trial, run.spec, reason, sweep_id=run.sweep_id)
+            write_part(run.folder, "trials", [row], trial_id=trial.trial_id, attempt=1)
+        self._end(trial_id, Outcome(status="failed", reason=reason, stage="load", kind="crash"))
+        self._errors_in_a_row += 1
+        if self._errors_in_a_row >= _MAX_ERRORS_IN_A_ROW:
+            self.study.stop(f"{self._errors_in_a_row} trials in a row ended in an unexpected error")
+
+    def _refuse(self, invalid: InvalidSuggestion) -> None:
+        run = self.run
+        row = invalid_row(invalid.requested, invalid.reason, run.spec, trial_id=invalid.trial_id, sweep_id=run.sweep_id)
+        write_part(run.folder, "trials", [row], trial_id=invalid.trial_id, attempt=1)
+        self.observer.refused(invalid)
+
+
+class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Asks the study after each block whether the trial goes on."""
+
+    _supports_buffered_results = False
+
+    def __init__(self, searcher: StudySearcher) -> None:
+        super().__init__()
+        self._searcher = searcher
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        return True
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        prune = self._searcher.take_block(trial.trial_id, result)
+        return str(TrialScheduler.STOP if prune else TrialScheduler.CONTINUE)
+
+    def debug_string(self) -> str:
+        return "the sweep's study prunes"
+
+
+def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_nodes: int) -> int:
+    """Run a study to its end on the connected Ray cluster. Returns the number of unexpected errors.
+
+    Args:
+        num_nodes: nodes with enough GPUs; as many trials run at once.
+    """
+    resources = run.spec.resources
+    searcher = StudySearcher(study, run, observer, max_concurrent=num_nodes)
+    bundle = {"CPU": resources.cpus, "GPU": resources.gpus}
+    trainable = tune.with_resources(
+        tune.with_parameters(SweepTrainable, run=run),
+        tune.PlacementGroupFactory([bundle], strategy="STRICT_PACK"),
+    )
+    run.folder.tune.mkdir(parents=True, exist_ok=True)
+    tuner = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=searcher,
+            scheduler=StudyScheduler(searcher),
+            num_samples=-1,
+            max_concurrent_trials=num_nodes,
+            reuse_actors=True,
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(
+            name=f"run-{sum(1 for _ in run.folder.tune.iterdir())}",
+            storage_path=str(run.folder.tune),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(max_failures=0),
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+    return searcher.num_errors
+
+
+def check_visible_gpus(visible: str | None, num_gpus: int) -> None:
+    """Raise RuntimeError where the actor does not see exactly the GPUs it was promised."""
+    seen = [gpu for gpu in (visible or "").split(",") if gpu]
+    if len(seen) != num_gpus:
+        raise RuntimeError(f"CUDA_VISIBLE_DEVICES: wanted {num_gpus} GPUs for this trial, got {visible!r}")
+
+
+def _name(trial: Any) -> str:
+    planned = trial.config.get("trial")
+    return planned.trial_id if planned is not None else str(trial.trial_id)

@@ -1,0 +1,197 @@
+"""An engine of a few lines on a virtual clock, and the spec it runs: for tests of what stands around engines."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, LaunchReport, Request
+from sweeps.observations import Outcome, PlannedTrial
+from sweeps.space import Configuration, Space
+from sweeps.spec import SweepSpec, parse_spec
+from sweeps.study import SweepStudy
+from sweeps.tables import CYCLE_COLUMNS, ResultsFolder
+from sweeps.trial import HeldEngine, Measurement, TrialContext
+from sweeps.workload import Block, plan_blocks
+
+SPEC = """
+sweep: stub
+engine: {kind: simulated, machine: stub}
+search:
+  num_steps: [0, 1, 2, 3]
+  eagle_topk: [1, 2]
+  num_draft_tokens: [4]
+  nccl: [default, ring]
+drafters: {head: head}
+nccl_sets: {ring: {NCCL_ALGO: Ring}}
+workload: {warmup_blocks: 1, blocks: 6, prompt_tokens: 4, output_tokens: 16}
+control: {every: 5}
+"""
+
+
+def stub_spec(extra: str = "", text: str = SPEC) -> SweepSpec:
+    return parse_spec(text + extra, source="stub.yaml")
+
+
+def tok_s_of(configuration: Configuration) -> float:
+    """The stub's landscape: best at 2 steps, top-k 1; a tree costs; NCCL does nothing."""
+    if not configuration.speculates:
+        return 80.0
+    return 100.0 - 10.0 * abs(configuration.num_steps - 2) - 5.0 * (configuration.eagle_topk or 0)
+
+
+@dataclass
+class StubEngine:
+    """Launch 100 s, switch 1 s, block 5 s, stop 3 s. Fails as told by the scripts."""
+
+    name: str = "simulated"
+    clock_s: float = 0.0
+    failures: dict[str, list[EngineError]] = field(default_factory=dict)
+    """`launch` or `block` -> errors to raise, in order, one per call."""
+    calls: list[str] = field(default_factory=list)
+    live: Configuration | None = None
+    evidence: tuple[Evidence, ...] = ()
+
+    def now_s(self) -> float:
+        return self.clock_s
+
+    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+        self.calls.append("launch")
+        self.live = None
+        self.clock_s += 100.0
+        self._maybe_fail("launch")
+        self.live = configuration
+        return self._report(configuration, {"launch": 10.0, "weight_load": 60.0, "capture": 30.0})
+
+    def switch(self, configuration: Configuration) -> LaunchReport | None:
+        self.calls.append("switch")
+        if self.live is None:
+            return None
+        self.clock_s += 1.0
+        self.live = configuration
+        return self._report(configuration, {})
+
+    def run_block(self, block: Block) -> BlockRecord:
+        self.calls.append("warmup" if block.warmup else "block")
+        self._maybe_fail("block")
+        assert self.live is not None
+        started_s, tok_s = self.clock_s, tok_s_of(self.live) + 0.1 * (block.index % 3)
+        self.clock_s += 5.0
+        return BlockRecord(
+            started_s=started_s,
+            wall_s=5.0,
+            decode_s=100 / tok_s,
+            decode_tokens=100,
+            requests=tuple(_request(prompt.prompt_id, block) for prompt in block.prompts),
+            cycles=_cycles(self.live, started_s),
+            telemetry={"sm_clock_mhz": 2000.0},
+        )
+
+    def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
+        self.calls.append("trace")
+        self.clock_s += 2.0
+        return (
+            KernelTime(phase="verify", kind="communication", kernel="all_reduce", us_per_cycle=900, calls_per_cycle=61),
+        )
+
+    def close(self) -> float:
+        if self.live is None:
+            return 0.0
+        self.calls.append("close")
+        self.live = None
+        self.clock_s += 3.0
+        return 3.0
+
+    def _maybe_fail(self, where: str) -> None:
+        if self.failures.get(where):
+            raise self.failures[where].pop(0)
+
+    def _report(self, configuration: Configuration, boot_s: dict[str, float]) -> LaunchReport:
+        return LaunchReport(
+            version="stub 1",
+            machine="stub",
+            num_gpus=8,
+            boot_s=boot_s,
+            command=("stub", "--steps", str(configuration.num_steps)),
+            environment=dict(configuration.nccl_env),
+            effective={"num_steps": str(configuration.num_steps)},
+            evidence=self.evidence,
+            all_reduce="nccl",
+        )
+
+
+def open_stub(spec: SweepSpec, folder: ResultsFolder) -> StubEngine:
+    return StubEngine()
+
+
+def stub_context(spec: SweepSpec, folder: Path) -> TrialContext:
+    return TrialContext(
+        sweep_id="s1",
+        folder=ResultsFolder(folder),
+        blocks=plan_blocks(spec.workload, folder=folder),
+        num_gpus=spec.resources.gpus,
+        acceptance=spec.acceptance,
+    )
+
+
+def plan(configuration: Configuration, space: Space, trial_id: str = "t0000") -> PlannedTrial:
+    return PlannedTrial(
+        trial_id=trial_id,
+        role="candidate",
+        number=int(trial_id[1:]),
+        configuration=configuration,
+        requested=space.suggestion(configuration),
+        launch_key=space.launch_key(configuration),
+        step_candidates=space.step_candidates(configuration),
+    )
+
+
+def drive(study: SweepStudy, held: HeldEngine, context: TrialContext, *, limit: int = 200) -> list[PlannedTrial]:
+    """Run a study to its end without Ray. Returns the trials in order."""
+    ran: list[PlannedTrial] = []
+    while (trial := study.ask()) is not None and len(ran) < limit:
+        ran.append(trial)
+        measurement = Measurement(held, trial, context)
+        result = measurement.advance()
+        while not isinstance(result, Outcome):
+            decision = study.report(trial, result, seconds=measurement.seconds)
+            if decision.prune:
+                result = Outcome(status="pruned", reason=decision.reason, seconds=measurement.seconds)
+                break
+            result = measurement.advance()
+        measurement.stop()
+        study.tell(trial, result)
+    return ran
+
+
+def _request(prompt_id: str, block: Block) -> Request:
+    return Request(
+        prompt_id=prompt_id,
+        prompt_tokens=4,
+        output_tokens=block.output_tokens,
+        ttft_ms=10.0,
+        latency_ms=500.0,
+        output_hash=hashlib.sha256(prompt_id.encode()).hexdigest()[:16],
+    )
+
+
+def _cycles(configuration: Configuration, started_s: float) -> pa.Table:
+    speculates = configuration.speculates
+    row = {
+        "rank": 0,
+        "started_ms": started_s * 1e3,
+        "draft_ms": 0.5 * configuration.num_steps if speculates else None,
+        "verify_ms": 29.0 if speculates else None,
+        "verify_forward_ms": 28.0 if speculates else 12.0,
+        "extend_ms": 0.3 if speculates else None,
+        "gap_ms": 0.1,
+        "cycle_ms": 30.0 if speculates else 12.1,
+        "batch_size": 1,
+        "num_steps": configuration.num_steps,
+        "tokens": 2 if speculates else 1,
+        "timer_kind": "simulated",
+    }
+    return pa.Table.from_pylist([{**row, "cycle_index": index} for index in range(4)], schema=CYCLE_COLUMNS)
