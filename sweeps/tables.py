@@ -134,6 +134,7 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("setting", pa.string(), nullable=False),
             pa.field("requested", pa.string()),
             pa.field("seen", pa.string()),
+            pa.field("read_by_nccl", pa.string()),
             pa.field("effective", pa.string()),
             pa.field("grade", pa.string(), nullable=False),
             pa.field("detail", pa.string()),

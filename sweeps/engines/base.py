@@ -72,6 +72,8 @@ class Evidence:
     """What the engine acts on, where that can be told."""
     grade: Grade
     detail: str | None = None
+    read_by_nccl: str | None = None
+    """What NCCL's own log says it read; None for other settings and without that log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
