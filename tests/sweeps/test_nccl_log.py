@@ -1,0 +1,89 @@
+"""The asset is put together from lines of public logs of NCCL 2.21 to 2.30."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.nccl_log import ALGORITHMS, PROTOCOLS, Operation, allowed, read_nccl_log
+
+RANK_0 = (Path(__file__).parents[1] / "assets" / "nccl_logs" / "rank0.log").read_text(encoding="utf-8")
+
+
+def test_a_whole_log() -> None:
+    log = read_nccl_log(RANK_0)
+    assert (log.version, log.rank, log.num_channels) == ("2.27.5", 0, 8)
+    assert log.set_by_environment == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_P2P_LEVEL": "SYS",
+        "NCCL_MIN_NCHANNELS": "8",
+        "NCCL_PROTO": "LL",
+        "NCCL_ALGO": "allreduce:tree",
+        "NCCL_CTA_POLICY": "EFFICIENCY",
+    }
+    assert log.invalid == {"NCCL_NTHREADS": "-2"}
+    assert log.transports == {"P2P/IPC", "P2P/direct"}
+    assert log.enabled["AllReduce"] == {"LL", "LL128", "Tree"}
+    assert log.enabled["Broadcast"] == {"LL", "Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS"}
+    assert log.warnings == ("No algorithm/protocol available for function Broadcast",)
+    assert log.operations == (
+        Operation(collective="AllReduce", num_bytes=14336, algorithm="Tree", protocol="LL", channels=2),
+        Operation(collective="AllGather", num_bytes=4096, algorithm="Ring", protocol="Simple", channels=1),
+        Operation(collective="AllReduce", num_bytes=14336, algorithm="AllReduce_AGxLL_R", protocol=None, channels=4),
+    )
+    assert [operation.symmetric for operation in log.operations] == [False, False, True]
+
+
+@pytest.mark.parametrize("head", ["AllReduce: ", ""])
+def test_operations_of_older_versions_have_numbers(head: str) -> None:
+    log = read_nccl_log(f"h:1:1 [0] NCCL INFO {head}262144 Bytes -> Algo 1 proto 2 time 54.707825\n")
+    assert log.operations == (
+        Operation(
+            collective="AllReduce" if head else None,
+            num_bytes=262144,
+            algorithm="Ring",
+            protocol="Simple",
+            channels=None,
+        ),
+    )
+
+
+def test_an_empty_log_claims_nothing() -> None:
+    log = read_nccl_log("")
+    assert log.version is log.rank is log.num_channels is None
+    assert not log.set_by_environment
+    assert not log.operations
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "wanted"),
+    [
+        ("LL", PROTOCOLS, {"LL"}),
+        ("^LL128", PROTOCOLS, {"LL", "Simple"}),
+        ("ll,LL128,simple", PROTOCOLS, {"LL", "LL128", "Simple"}),
+        ("allreduce:tree", ALGORITHMS, {"Tree"}),
+        ("allgather:ring", ALGORITHMS, set(ALGORITHMS)),
+        ("ring;allreduce:tree,ring", ALGORITHMS, {"Tree", "Ring"}),
+        ("NVLSTree", ALGORITHMS, {"NVLSTree"}),
+        ("ring;tree", ALGORITHMS, None),
+        ("Rinng", ALGORITHMS, None),
+    ],
+)
+def test_what_a_value_leaves(value: str, names: tuple[str, ...], wanted: set[str] | None) -> None:
+    assert allowed(value, names, collective="AllReduce") == wanted
+
+
+@given(st.sets(st.sampled_from(PROTOCOLS), min_size=1))
+def test_negation_is_the_complement(listed: set[str]) -> None:
+    text = ",".join(sorted(listed))
+    plain = allowed(text, PROTOCOLS, collective="AllReduce")
+    negated = allowed("^" + text, PROTOCOLS, collective="AllReduce")
+    assert plain == listed
+    assert plain is not None
+    assert negated == set(PROTOCOLS) - plain
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    read_nccl_log(f"h:1:1 [0] NCCL INFO {text}\n{text}")
