@@ -1,0 +1,1 @@
+"""What `ray job submit` runs."""

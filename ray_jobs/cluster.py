@@ -1,0 +1,84 @@
+"""The Ray cluster of a sweep: the one we are in, or a local one; checked before anything is scheduled."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sweeps.spec import EngineSpec, ResourceSpec
+from sweeps.tables import ResultsFolder
+
+_VISIBLE_WITHIN_S = 30.0
+_VIRTUAL_ENGINES = frozenset({"simulated", "replay"})
+
+
+class ClusterError(RuntimeError):
+    """A cluster that cannot run the sweep: what was needed, and what it has."""
+
+
+def connect(engine: EngineSpec, resources: ResourceSpec) -> None:
+    """Join the cluster of RAY_ADDRESS (every Ray job has one), else start one on this machine.
+
+    A local cluster has the spec's number of logical GPUs for an engine without real ones.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False)
+        return
+    virtual = engine.kind in _VIRTUAL_ENGINES
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, int(resources.cpus) + 1),
+        num_gpus=resources.gpus if virtual else None,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+    )
+
+
+def suitable_nodes(resources: ResourceSpec) -> list[dict[str, Any]]:
+    """Nodes that can hold one trial. Raises ClusterError with need and have where there is none."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    fit = [
+        node
+        for node in alive
+        if node["Resources"].get("GPU", 0) >= resources.gpus and node["Resources"].get("CPU", 0) >= resources.cpus
+    ]
+    if not fit:
+        have = ", ".join(
+            f"{node['NodeManagerHostname']}: {node['Resources'].get('GPU', 0):g} GPUs, "
+            f"{node['Resources'].get('CPU', 0):g} CPUs"
+            for node in alive
+        )
+        raise ClusterError(
+            f"resources: wanted a node with {resources.gpus} GPUs and {resources.cpus:g} CPUs; the cluster has {have}"
+        )
+    return fit
+
+
+def check_shared(folder: ResultsFolder, nodes: list[dict[str, Any]]) -> None:
+    """Raise ClusterError where a node other than this one does not see the results folder."""
+    others = [node for node in nodes if node["NodeManagerHostname"] != socket.gethostname()]
+    if not others:
+        return
+    marker = folder.root / f".seen-{uuid.uuid4().hex[:8]}"
+    marker.write_bytes(b"")
+    try:
+        sees = ray.remote(num_cpus=0)(os.path.exists)
+        asked = {
+            node["NodeManagerHostname"]: sees.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(str(marker))
+            for node in others
+        }
+        blind = [host for host, answer in asked.items() if not ray.get(answer, timeout=_VISIBLE_WITHIN_S)]
+    finally:
+        marker.unlink()
+    if blind:
+        raise ClusterError(
+            f"--results: {folder.root} must be on a path that all nodes see; not seen by {', '.join(blind)}"
+        )

@@ -1,0 +1,167 @@
+"""Run one sweep: `python -m ray_jobs.run_sweep SPEC [--results DIR] [--resume] [--dry-run]`.
+
+The same command runs on one machine and under `ray job submit --working-dir . -- python -m ray_jobs.run_sweep SPEC`.
+Exit codes: 0 done, 1 a trial ended in an unexpected error, 2 the sweep could not begin, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import optuna
+from rich.console import Console
+
+from ray_jobs.plan import estimate, print_plan
+from ray_jobs.progress import SweepProgress
+from ray_jobs.results import OpenedResults, default_root, open_results
+from sweeps.engines import open_engine
+from sweeps.engines.base import Engine
+from sweeps.resume import read_observations
+from sweeps.space import Space
+from sweeps.spec import SpecError, SweepSpec, read_spec
+from sweeps.study import SweepStudy, open_journal
+from sweeps.tables import ResultsFolder
+from sweeps.trial import recover
+from sweeps.workload import Block, plan_blocks
+
+RAY_SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables: the progress lines replace them
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # actors stay where relative paths mean the same as in the driver
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no result.json, progress.csv or event files beside our tables
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+"""Set in this process before Ray is imported, where the user has not set them; never passed to a server."""
+LOCAL_SETTINGS = {"RAY_AUTH_MODE": "disabled"}
+"""For a cluster of this process alone: else Ray leaves a token file behind that changes what `ray start` does later."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _dry_run(arguments.spec) if arguments.dry_run else _run(arguments)
+    except SpecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec, text, space, blocks = _read(arguments.spec)
+    SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
+    opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
+    _settle_environment()
+    from ray_jobs import cluster
+
+    cluster.connect(spec.engine, spec.resources)
+    try:
+        nodes = cluster.suitable_nodes(spec.resources)
+        cluster.check_shared(opened.folder, nodes)
+    except cluster.ClusterError as error:
+        raise SpecError(str(error)) from error
+    signal.signal(signal.SIGTERM, _interrupt)
+    study = _study(spec, space, opened, num_blocks=spec.workload.blocks)
+    return _measure(study, spec, opened, blocks, num_nodes=len(nodes))
+
+
+def _measure(
+    study: SweepStudy, spec: SweepSpec, opened: OpenedResults, blocks: tuple[Block, ...], *, num_nodes: int
+) -> int:
+    from sweeps.tune_bridge import SweepRun, run_study
+
+    run = SweepRun(
+        spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_trial_engine
+    )
+    progress = SweepProgress(study)
+    progress.console.print(f"results: {opened.folder.root}", highlight=False, soft_wrap=True)
+    if opened.resumed:
+        progress.console.print(f"resumed: {len(study.observations)} trials were already measured", highlight=False)
+    interrupted = False
+    with progress:
+        try:
+            num_errors = run_study(study, run, progress, num_nodes=num_nodes)
+        except KeyboardInterrupt:
+            interrupted, num_errors = True, 0
+    progress.console.print(progress.summary())
+    progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
+    if num_errors:
+        progress.console.print(f"{num_errors} trials ended in an unexpected error", highlight=False)
+        return 1
+    return 130 if interrupted or not study.finished else 0
+
+
+def open_trial_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:
+    """The engine of one actor."""
+    return open_engine(spec, folder)
+
+
+def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
+    recover(opened.folder, num_blocks=num_blocks)
+    observations = read_observations(opened.folder, space)
+    return SweepStudy(
+        spec,
+        space,
+        storage=open_journal(opened.folder.study),
+        observations=observations,
+        clock=_clock(spec, lambda: observations.held_s),
+    )
+
+
+def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
+    """Wall time of a real engine; what the trials say they held, of a virtual one."""
+    return time.monotonic if spec.engine.kind == "sglang" else held_s
+
+
+def _dry_run(path: Path) -> int:
+    spec, _, space, blocks = _read(path)
+    SweepStudy(spec, space)
+    engine = None if spec.engine.kind == "sglang" else open_engine(spec, ResultsFolder(default_root(spec)))
+    console = Console()
+    print_plan(
+        spec, space, estimate(spec, space, blocks, engine), Console(width=max(console.width, 120)), command_of=None
+    )
+    return 0
+
+
+def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
+    if not path.is_file():
+        raise SpecError(f"SPEC: wanted a YAML file, but {path} does not exist")
+    spec = read_spec(path)
+    blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
+    return spec, path.read_text(encoding="utf-8"), Space(spec), blocks
+
+
+def _settle_environment() -> None:
+    settings = RAY_SETTINGS if os.environ.get("RAY_ADDRESS") else {**RAY_SETTINGS, **LOCAL_SETTINGS}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    # Tune ends actors politely on SIGINT only; a job is stopped with SIGTERM.
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ray_jobs.run_sweep", description="Run one sweep.")
+    parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="results folder (default: results/SWEEP-TIME)")
+    parser.add_argument("--resume", action="store_true", help="insist on an existing results folder of this spec")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the space, the commands and the cost; run nothing"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
