@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sweeps.nccl_catalogue import CATALOGUE
-from sweeps.spec_document import nearest
+from sweeps.spec_document import choose, nearest
 
 if TYPE_CHECKING:
     from sweeps.spec import SweepSpec
@@ -175,9 +175,7 @@ def _spelled(name: str, choices: Sequence[str], what: str) -> str:
     for choice in choices:
         if choice.casefold() == name.casefold():
             return choice
-    guess = nearest(name, choices)
-    hint = f"did you mean {guess}? " if guess else ""
-    raise NcclSetError(f"no {what} {name!r}; {hint}(choices: {', '.join(choices)})")
+    raise NcclSetError(f"no {what} {name!r}; {choose(name, choices)}")
 
 
 def _enabled(value: str | None, elements: Sequence[str]) -> dict[str, frozenset[str]]:

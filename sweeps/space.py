@@ -12,14 +12,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 
-from sweeps.spec import DEFAULT_NCCL_SET, Scalar, SweepSpec
+from sweeps.nccl import nccl_env
+from sweeps.spec import DEFAULT_NCCL_SET, Scalar, SpecError, SweepSpec
 
 Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]
 
 TREE_DRAFT_TOKENS = 8
 """Tokens verified per cycle at top-k > 1 where the spec gives none: the usual tree size of published EAGLE settings."""
+
+MAX_SUGGESTIONS = 200_000
+"""Largest product of dimensions that is enumerated (a few seconds)."""
 
 
 class InvalidConfigurationError(ValueError):
@@ -180,14 +185,16 @@ class Space:
     @cached_property
     def _nccl(self) -> dict[str, tuple[str, Settings]]:
         """Each NCCL name with the first name of the same variables, and these, sorted."""
-        sets = {DEFAULT_NCCL_SET: {}, **{name: self.spec.nccl_sets.get(name, {}) for name in self.spec.search.nccl}}
-        sets.update(self.spec.nccl_sets)
+        names = dict.fromkeys((DEFAULT_NCCL_SET, *self.spec.search.nccl, *self.spec.nccl_sets))
         first: dict[Settings, str] = {}
-        settings = {name: tuple(sorted(variables.items())) for name, variables in sets.items()}
+        settings = {name: nccl_env(self.spec, name) for name in names}
         return {name: (first.setdefault(env, name), env) for name, env in settings.items()}
 
     @cached_property
     def _enumeration(self) -> tuple[dict[Configuration, Suggestion], tuple[tuple[Suggestion, str], ...]]:
+        size = prod(len(dimension.choices) for dimension in self.dimensions)
+        if size > MAX_SUGGESTIONS:
+            raise SpecError(f"search: {size:,} combinations, wanted at most {MAX_SUGGESTIONS:,}: pin some dimensions")
         valid: dict[Configuration, Suggestion] = {}
         invalid = []
         for suggestion in self.suggestions():

@@ -1,25 +1,29 @@
 """A sweep's YAML as frozen dataclasses: what is asked, on which engine, with which budget.
 
-Reading rejects unknown keys and illegal values with the file, the key, the value and the nearest valid one. What the
-values mean together (which configurations exist) is `space`; this module knows only their shape.
+Reading rejects unknown keys and illegal values with the file, the key, the value and the nearest valid one. This module
+knows the shape of a spec, `spec_checks` what must hold between its values, `space` which configurations exist.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+
+from sweeps.nccl_catalogue import CATALOGUE
+from sweeps.spec_checks import PrunerName as PrunerName
+from sweeps.spec_checks import SamplerName as SamplerName
+from sweeps.spec_checks import check_spec
+from sweeps.spec_document import SpecError as SpecError
+from sweeps.spec_document import nearest as nearest
+from sweeps.spec_document import read_document, refuse, validation_problems
 
 Scalar = bool | int | float | str
 EngineKind = Literal["simulated", "sglang", "replay"]
-SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
-PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
 
 DEFAULT_NCCL_SET = "default"
@@ -28,8 +32,19 @@ DEFAULT_NCCL_SET = "default"
 _STRICT = ConfigDict(extra="forbid")
 
 
-class SpecError(ValueError):
-    """A spec that cannot be run as written. The message names file, key, value and the choices."""
+def _as_text(value: object) -> object:
+    """YAML reads `NCCL_NTHREADS: 512` as a number; an environment holds text."""
+    if isinstance(value, bool):
+        raise ValueError('wanted the text of an environment variable: quote it ("true", "on") or write 0 or 1')
+    return repr(value) if isinstance(value, int | float) else value
+
+
+Count = Annotated[int, Strict(), Field(ge=0)]
+AtLeastOne = Annotated[int, Strict(), Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+EnvValue = Annotated[str, BeforeValidator(_as_text)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +53,13 @@ class Deadlines:
 
     __pydantic_config__ = _STRICT
 
-    load: float = 1800.0
-    nccl_init: float = 300.0
-    capture: float = 900.0
-    draft_init: float = 600.0
-    first_request: float = 120.0
-    block: float = 600.0
-    stop: float = 60.0
+    load: Positive = 1800.0
+    nccl_init: Positive = 300.0
+    capture: Positive = 900.0
+    draft_init: Positive = 600.0
+    first_request: Positive = 120.0
+    block: Positive = 600.0
+    stop: Positive = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +71,7 @@ class EngineSpec:
     kind: EngineKind
     machine: str | None = None
     """simulated: name of a profile in `sweeps/machines/`, or a path to one."""
-    noise: float = 1.0
+    noise: NotNegative = 1.0
     """simulated: scale of the profile's noise (0 = none)."""
     recording: str | None = None
     """replay: the results folder whose blocks are resampled."""
@@ -69,7 +84,7 @@ class EngineSpec:
     """sglang: value of --speculative-algorithm for configurations that speculate."""
     args: Mapping[str, Scalar] = field(default_factory=dict)
     """sglang: further server arguments, names as on the command line without the dashes (`tp-size`: 8)."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, EnvValue] = field(default_factory=dict)
     """sglang: further environment variables of the server."""
     switch_in_place: bool = True
     """Change step counts inside a live server where engine and version can; relaunch otherwise."""
@@ -82,18 +97,19 @@ class SearchSpec:
 
     __pydantic_config__ = _STRICT
 
-    num_steps: tuple[int, ...] = (0,)
+    num_steps: tuple[Count, ...] = (0,)
     """Draft steps per cycle; 0 is no speculation."""
-    eagle_topk: tuple[int, ...] = (1,)
-    num_draft_tokens: tuple[int, ...] = ()
-    """Tokens verified per cycle at top-k > 1; derived (steps + 1) at top-k 1."""
+    eagle_topk: tuple[AtLeastOne, ...] = (1,)
+    num_draft_tokens: tuple[AtLeastOne, ...] = ()
+    """Tokens verified per cycle at top-k > 1; steps + 1 at top-k 1. Absent: as many as the tree offers, up to 8 (or
+    steps + 1 where that is more)."""
     drafter: tuple[str, ...] = ()
     """Names from `drafters`; the first alone where absent."""
     nccl: tuple[str, ...] = (DEFAULT_NCCL_SET,)
     """Names from `nccl_sets`; `default` is the empty set."""
     args: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
     """Server arguments as dimensions, names as in `engine.args`."""
-    env: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    env: Mapping[str, tuple[EnvValue, ...]] = field(default_factory=dict)
     """Environment variables as dimensions."""
 
 
@@ -105,17 +121,17 @@ class WorkloadSpec:
 
     prompts: str = "synthetic"
     """`synthetic`, or a JSON Lines file of `{"prompt": text}` or `{"token_ids": [...]}` rows, relative to the spec."""
-    vocabulary: int = 32000
+    vocabulary: Annotated[int, Strict(), Field(gt=10)] = 32000
     """synthetic: token ids are drawn below this."""
-    prompt_tokens: int = 128
-    output_tokens: int = 256
-    concurrency: int = 1
-    requests_per_block: int = 1
-    warmup_blocks: int = 2
-    blocks: int = 12
-    temperature: float = 0.0
+    prompt_tokens: AtLeastOne = 128
+    output_tokens: Annotated[int, Strict(), Field(ge=2)] = 256
+    concurrency: AtLeastOne = 1
+    requests_per_block: AtLeastOne = 1
+    warmup_blocks: Count = 2
+    blocks: AtLeastOne = 12
+    temperature: NotNegative = 0.0
     ignore_eos: bool = True
-    seed: int = 0
+    seed: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,12 +153,12 @@ class StudySpec:
     metric: Metric = "tok_s"
     sampler: Choice = field(default_factory=lambda: Choice(name="grid"))
     pruner: Choice = field(default_factory=lambda: Choice(name="none"))
-    seed: int = 0
-    max_replicates: int = 1
+    seed: Count = 0
+    max_replicates: AtLeastOne = 1
     """How often one effective configuration may be measured as a candidate."""
-    stop_probability: float | None = None
+    stop_probability: Share | None = None
     """End when P(incumbent within `stop_within` of the best) reaches this (cycle_model only)."""
-    stop_within: float = 0.01
+    stop_within: Share = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +167,7 @@ class ControlSpec:
 
     __pydantic_config__ = _STRICT
 
-    every: int = 8
+    every: Count = 8
     """A control trial after so many candidates (0 = only the first and the last)."""
     incumbent: bool = True
     """Re-measure the incumbent beside each later control."""
@@ -163,9 +179,9 @@ class BudgetSpec:
 
     __pydantic_config__ = _STRICT
 
-    trials: int | None = None
-    gpu_hours: float | None = None
-    wall_hours: float | None = None
+    trials: AtLeastOne | None = None
+    gpu_hours: Positive | None = None
+    wall_hours: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,8 +190,8 @@ class ResourceSpec:
 
     __pydantic_config__ = _STRICT
 
-    gpus: int = 8
-    cpus: float = 1.0
+    gpus: Count = 8
+    cpus: NotNegative = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +200,7 @@ class TargetSpec:
 
     __pydantic_config__ = _STRICT
 
-    tok_s: float | None = None
+    tok_s: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +213,7 @@ class SweepSpec:
     description: str = ""
     engine: EngineSpec
     search: SearchSpec
-    nccl_sets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    nccl_sets: Mapping[str, Mapping[str, EnvValue]] = field(default_factory=dict)
     drafters: Mapping[str, str] = field(default_factory=dict)
     """Name -> path (sglang) or acceptance profile of the machine (simulated)."""
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
@@ -208,25 +224,31 @@ class SweepSpec:
     target: TargetSpec = field(default_factory=TargetSpec)
     acceptance: Literal["measured", "pinned"] = "measured"
     """`pinned`: the server simulates acceptance (rows say so, no recommendation is made from them)."""
+    allow_unknown_nccl: bool = False
+    """Let NCCL_* names pass that no NCCL reads: a misspelt variable as a negative control."""
 
 
 def read_spec(path: Path) -> SweepSpec:
-    """Read and check one spec file. Raises SpecError."""
-    return parse_spec(path.read_text(encoding="utf-8"), source=str(path))
+    """Read and check one spec file; its relative paths count from its folder. Raises SpecError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: wanted the YAML of a sweep, but it cannot be read: {error}") from error
+    return parse_spec(text, source=str(path), folder=path.resolve().parent)
 
 
-def parse_spec(text: str, *, source: str) -> SweepSpec:
-    """Check spec text; `source` is named in errors. Raises SpecError."""
+def parse_spec(text: str, *, source: str, folder: Path | None = None) -> SweepSpec:
+    """Check spec text; `source` is named in errors, `folder` is where relative paths count from. Raises SpecError."""
+    document = read_document(text, source=source)
+    refuse(document.problems, source=source, lines=document.lines)
     try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{source}: not valid YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise SpecError(f"{source}: wanted a mapping with the keys of a sweep, got {type(document).__name__}")
-    try:
-        return TypeAdapter(SweepSpec).validate_python(document)
+        spec = TypeAdapter(SweepSpec).validate_python(document.values)
     except ValidationError as error:
-        raise SpecError(f"{source}: {error}") from error
+        refuse(validation_problems(error, SweepSpec), source=source, lines=document.lines)
+        raise
+    spec = _anchored(spec, folder) if folder else spec
+    refuse(check_spec(spec), source=source, lines=document.lines)
+    return spec
 
 
 def fingerprint(text: str) -> str:
@@ -234,6 +256,33 @@ def fingerprint(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def nearest(value: str, choices: list[str]) -> str | None:
-    """The choice most like `value`, if any is like it."""
-    return next(iter(difflib.get_close_matches(value, choices, n=1, cutoff=0.6)), None)
+def _anchored(spec: SweepSpec, folder: Path) -> SweepSpec:
+    """The spec with its relative paths made absolute. A model is a path where it starts with `.` or exists there."""
+
+    def anchored(path: str) -> str:
+        return str(folder / Path(path).expanduser())
+
+    def model(name: str) -> str:
+        return anchored(name) if name.startswith((".", "~")) or (folder / name).exists() else name
+
+    def variables(given: Mapping[str, str]) -> Mapping[str, str]:
+        files = {name for name in given if name in CATALOGUE and CATALOGUE[name].values == "path"}
+        return {name: anchored(value) if name in files else value for name, value in given.items()}
+
+    engine, prompts = spec.engine, spec.workload.prompts
+    return replace(
+        spec,
+        engine=replace(
+            engine,
+            machine=anchored(engine.machine) if engine.machine and engine.machine.endswith(".yaml") else engine.machine,
+            recording=anchored(engine.recording) if engine.recording else None,
+            python=anchored(engine.python) if engine.python and "/" in engine.python else engine.python,
+            model_path=model(engine.model_path) if engine.model_path else None,
+            env=variables(engine.env),
+        ),
+        nccl_sets={name: variables(given) for name, given in spec.nccl_sets.items()},
+        drafters={name: model(path) for name, path in spec.drafters.items()}
+        if engine.kind == "sglang"
+        else spec.drafters,
+        workload=replace(spec.workload, prompts=prompts if prompts == "synthetic" else anchored(prompts)),
+    )

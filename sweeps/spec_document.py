@@ -89,7 +89,8 @@ def choose(value: str, choices: Iterable[str]) -> str:
     """The end of a message about a wrong name: the nearest choice, then all of them."""
     names = list(choices)
     guess = nearest(value, names)
-    return f"{f'did you mean {guess}? ' if guess else ''}(choices: {', '.join(names) or 'none'})"
+    listed = f"choices: {', '.join(names) or 'none'}"
+    return f"did you mean {guess}? ({listed})" if guess else listed
 
 
 def dotted(key: Key) -> str:

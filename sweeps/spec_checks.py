@@ -1,0 +1,217 @@
+"""What must hold between the values of one spec, checked before any GPU second is spent."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from sweeps.nccl import set_problems, variable_problem
+from sweeps.spec_document import Key, Problem, choose
+
+if TYPE_CHECKING:
+    from sweeps.spec import SweepSpec
+
+SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
+PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]
+
+NEEDS_DRAFTER = frozenset({"EAGLE3", "STANDALONE"})
+"""Algorithms whose drafter is a checkpoint of its own; without one SGLang loads the target twice and dies later."""
+
+OWNED_ARGS: Mapping[str, str] = {
+    "model-path": "it is engine.model_path",
+    "model": "it is engine.model_path",
+    "speculative-algorithm": "it is engine.algorithm",
+    "speculative-num-steps": "it is the dimension search.num_steps",
+    "speculative-eagle-topk": "it is the dimension search.eagle_topk",
+    "speculative-num-draft-tokens": "it is the dimension search.num_draft_tokens",
+    "speculative-draft-model-path": "it is the dimension search.drafter, with its path in drafters",
+    "speculative-draft-model": "it is the dimension search.drafter, with its path in drafters",
+    "speculative-adaptive": "engine.switch_in_place decides it",
+    "speculative-adaptive-config": "engine.switch_in_place decides it",
+    "host": "the server listens on this machine alone",
+    "port": "the operating system is asked for a free one",
+    "config": "a second source of arguments could contradict this one",
+}
+"""Server arguments that the sweep sets itself, each with the reason."""
+
+OWNED_ENV: Mapping[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "Ray gives each trial its GPUs",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "SGLang forces 8 whatever is set",
+    "SGLANG_PLUGINS": "the sweep loads its probe through it",
+}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_spec(spec: SweepSpec) -> Iterator[Problem]:
+    """Everything wrong with a spec of the right shape, one problem each."""
+    for check in (_names, _values, _engine, _models, _args, _nccl_sets, _environment, _acceptance, _workload, _gpus):
+        yield from check(spec)
+
+
+def _names(spec: SweepSpec) -> Iterator[Problem]:
+    if not _NAME.fullmatch(spec.sweep):
+        yield Problem(
+            ("sweep",), f"wanted a name of letters, digits, `.`, `_` and `-` (it names files), got {spec.sweep!r}"
+        )
+    for index, name in enumerate(spec.search.nccl):
+        if name != "default" and name not in spec.nccl_sets:
+            sets = ["default", *spec.nccl_sets]
+            yield Problem(("search", "nccl", index), f"no NCCL set {name!r}; {choose(name, sets)}")
+    for index, name in enumerate(spec.search.drafter):
+        if name not in spec.drafters:
+            yield Problem(("search", "drafter", index), f"no drafter {name!r}; {choose(name, spec.drafters)}")
+    for key, given, offered in (
+        ("sampler", spec.study.sampler, get_args(SamplerName)),
+        ("pruner", spec.study.pruner, get_args(PrunerName)),
+    ):
+        if given.name not in offered:
+            yield Problem(("study", key, "name"), f"no {key} {given.name!r}; {choose(given.name, offered)}")
+
+
+def _values(spec: SweepSpec) -> Iterator[Problem]:
+    """Each dimension has values, and none of them twice."""
+    search = spec.search
+    lists: dict[Key, tuple[Any, ...]] = {
+        ("search", "num_steps"): search.num_steps,
+        ("search", "eagle_topk"): search.eagle_topk,
+        ("search", "nccl"): search.nccl,
+        **{("search", "args", name): values for name, values in search.args.items()},
+        **{("search", "env", name): values for name, values in search.env.items()},
+    }
+    for key, values in lists.items():
+        if not values:
+            yield Problem(key, "wanted at least one value, got an empty list")
+    lists[("search", "num_draft_tokens")] = search.num_draft_tokens
+    lists[("search", "drafter")] = search.drafter
+    for key, values in lists.items():
+        for value in (value for value, times in Counter(values).items() if times > 1):
+            yield Problem(key, f"{value!r} is there twice (repeats are study.max_replicates)")
+
+
+def _engine(spec: SweepSpec) -> Iterator[Problem]:
+    engine = spec.engine
+    needed = {"simulated": "machine", "replay": "recording", "sglang": "model_path"}[engine.kind]
+    if not getattr(engine, needed):
+        yield Problem(("engine", needed), f"wanted one for the {engine.kind} engine, but the key is absent")
+    if engine.kind == "replay" and engine.recording and not Path(engine.recording).is_dir():
+        yield Problem(("engine", "recording"), f"wanted a results folder, but {engine.recording} is not a folder")
+
+
+def _models(spec: SweepSpec) -> Iterator[Problem]:
+    """On the real engine: a local checkpoint exists; a name without a leading slash is left to the model hub."""
+    engine = spec.engine
+    if engine.kind != "sglang":
+        return
+    speculates = any(steps > 0 for steps in spec.search.num_steps)
+    if speculates and engine.algorithm.upper() in NEEDS_DRAFTER and not spec.drafters:
+        yield Problem(("drafters",), f"wanted a drafter: {engine.algorithm} cannot speculate without its checkpoint")
+    paths: dict[Key, str] = {("drafters", name): path for name, path in spec.drafters.items()}
+    if engine.model_path:
+        paths["engine", "model_path"] = engine.model_path
+    for key, path in paths.items():
+        if not path.strip():
+            yield Problem(key, "wanted a path or a model's name on the hub, got nothing")
+        elif Path(path).is_absolute() and not Path(path).exists():
+            yield Problem(key, f"wanted a checkpoint, but {path} does not exist")
+
+
+def _args(spec: SweepSpec) -> Iterator[Problem]:
+    for section, names in (("engine", spec.engine.args), ("search", spec.search.args)):
+        for name in names:
+            bare = name.lstrip("-").replace("_", "-")
+            if bare in OWNED_ARGS:
+                yield Problem((section, "args", name), f"the sweep sets this argument: {OWNED_ARGS[bare]}")
+            elif bare != name:
+                yield Problem(
+                    (section, "args", name), f"wanted the command line's name without dashes in front: {bare}"
+                )
+    for name in spec.search.args.keys() & spec.engine.args.keys():
+        yield Problem(("search", "args", name), "set in engine.args too: write it in one place")
+
+
+def _nccl_sets(spec: SweepSpec) -> Iterator[Problem]:
+    for name, variables in spec.nccl_sets.items():
+        if name == "default":
+            yield Problem(("nccl_sets", name), "`default` is the empty set and cannot be written: take another name")
+        for variable, message in set_problems(variables, allow_unknown=spec.allow_unknown_nccl):
+            owner = "" if variable.startswith("NCCL_") else "; other variables go to engine.env or search.env"
+            yield Problem(("nccl_sets", name, variable), message + owner)
+        yield from _missing_files(("nccl_sets", name), variables)
+
+
+def _environment(spec: SweepSpec) -> Iterator[Problem]:
+    fixed = [(("engine", "env", name), name, (value,)) for name, value in spec.engine.env.items()]
+    searched = [(("search", "env", name), name, values) for name, values in spec.search.env.items()]
+    for key, name, values in (*fixed, *searched):
+        if name in OWNED_ENV:
+            yield Problem(key, f"cannot be set here: {OWNED_ENV[name]}")
+        elif not _ENV_NAME.fullmatch(name):
+            yield Problem(key, f"wanted the name of an environment variable, got {name!r}")
+        elif name.startswith("NCCL_"):
+            found = (variable_problem(name, value, allow_unknown=spec.allow_unknown_nccl) for value in values)
+            yield from (Problem(key, message) for message in found if message)
+    yield from _missing_files(("engine", "env"), spec.engine.env)
+    yield from _set_in_two_places(spec)
+
+
+def _set_in_two_places(spec: SweepSpec) -> Iterator[Problem]:
+    """A variable has one owner: which of two values a server got would depend on the order of merging."""
+    for name in spec.search.env.keys() & spec.engine.env.keys():
+        yield Problem(("search", "env", name), "set in engine.env too: write it in one place")
+    for set_name in (name for name in spec.search.nccl if name in spec.nccl_sets):
+        for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
+            for name in spec.nccl_sets[set_name].keys() & names.keys():
+                yield Problem(("nccl_sets", set_name, name), f"set in {section}.env too: write it in one place")
+
+
+def _missing_files(key: Key, variables: Mapping[str, str]) -> Iterator[Problem]:
+    """NCCL passes over a topology or graph file that it cannot open."""
+    for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
+        path = variables.get(name)
+        if path and Path(path).is_absolute() and not Path(path).is_file():
+            yield Problem((*key, name), f"wanted a file, but {path} does not exist")
+
+
+def _acceptance(spec: SweepSpec) -> Iterator[Problem]:
+    pinned = spec.acceptance == "pinned"
+    for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
+        for name in names:
+            if name.startswith("SGLANG_SIMULATE_") and not pinned:
+                yield Problem((section, "env", name), "simulates acceptance: say so with acceptance: pinned")
+    if pinned and spec.engine.kind == "sglang" and "SGLANG_SIMULATE_ACC_LEN" not in spec.engine.env:
+        yield Problem(("acceptance",), "`pinned` wants the accept length in engine.env as SGLANG_SIMULATE_ACC_LEN")
+
+
+def _workload(spec: SweepSpec) -> Iterator[Problem]:
+    workload = spec.workload
+    if workload.concurrency > workload.requests_per_block:
+        yield Problem(
+            ("workload", "concurrency"),
+            f"{workload.concurrency} requests at a time need as many in a block, "
+            f"but requests_per_block is {workload.requests_per_block}",
+        )
+    if Path(workload.prompts).is_absolute() and not Path(workload.prompts).is_file():
+        yield Problem(("workload", "prompts"), f"wanted `synthetic` or a file, but {workload.prompts} does not exist")
+
+
+def _gpus(spec: SweepSpec) -> Iterator[Problem]:
+    if spec.engine.kind != "sglang" or spec.engine.args.get("device") == "cpu":
+        return
+    widest = 1
+    for names in (("tp-size", "tp", "tensor-parallel-size"), ("pp-size", "pp", "pipeline-parallel-size")):
+        widest *= max((size for name in names for size in _sizes(spec, name)), default=1)
+    if widest > spec.resources.gpus:
+        yield Problem(
+            ("resources", "gpus"),
+            f"the server's tp-size x pp-size is {widest}, but a trial holds {spec.resources.gpus}",
+        )
+
+
+def _sizes(spec: SweepSpec, name: str) -> Iterable[int]:
+    given = spec.search.args.get(name, (spec.engine.args[name],) if name in spec.engine.args else ())
+    return (int(size) for size in given if isinstance(size, int))
