@@ -1,1 +1,1 @@
-"""What a results folder says, offline: verdicts, their intervals, one page. Reads Parquet through `sweeps.tables` alone."""
+"""What a results folder says, offline: verdicts with intervals, one page. Knows Parquet through `sweeps.tables`."""

@@ -62,7 +62,7 @@ def break_even(
 
 
 def accept_length_for(tok_s: float, *, cycle_ms: float) -> float:
-    """The tokens per cycle that make `tok_s` out of cycles of `cycle_ms`. Raises ValueError unless both are positive."""
+    """Tokens per cycle that make `tok_s` of cycles of `cycle_ms`. Raises ValueError unless both are positive."""
     for name, value in (("tok_s", tok_s), ("cycle_ms", cycle_ms)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name}: wanted a positive, finite number, got {value}")
@@ -92,9 +92,7 @@ def accuracy_for(accept_length: float, *, num_steps: int) -> Accuracy:
     _check_steps(num_steps)
     if accept_length > num_steps + 1:
         reason = f"accept length {accept_length:.2f} is out of reach: {_plural(num_steps)} give at most {num_steps + 1}"
-        return Accuracy(
-            accept_length=accept_length, num_steps=num_steps, conditional_accuracy=None, reason=reason
-        )
+        return Accuracy(accept_length=accept_length, num_steps=num_steps, conditional_accuracy=None, reason=reason)
     if accept_length <= 1.0:
         accuracy = 0.0
     else:

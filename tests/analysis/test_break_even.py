@@ -55,7 +55,9 @@ def test_the_ends_of_the_range():
     assert accuracy_for(4.0, num_steps=3).conditional_accuracy == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("tok_s", "cycle_ms", "name"), [(0.0, 1.0, "tok_s"), (1.0, -2.0, "cycle_ms"), (float("nan"), 1.0, "tok_s")])
+@pytest.mark.parametrize(
+    ("tok_s", "cycle_ms", "name"), [(0.0, 1.0, "tok_s"), (1.0, -2.0, "cycle_ms"), (float("nan"), 1.0, "tok_s")]
+)
 def test_numbers_that_mean_nothing_are_refused(tok_s, cycle_ms, name):
     with pytest.raises(ValueError, match=name):
         accept_length_for(tok_s, cycle_ms=cycle_ms)

@@ -1,0 +1,207 @@
+"""Whether a difference is real: contrasts between configurations, their intervals, their verdicts.
+
+Model, on the log scale: value of a cell = its configuration + drift x time (+ node) + luck of the launch + luck of the
+blocks. Two sources of doubt add up in every interval:
+
+- *launches*: the spread among launches of one configuration, after drift, both learnt from what was launched repeatedly
+  (`analysis.spread`).
+- *blocks*: the spread over blocks of the paired difference, beyond what launches already carry. Blocks are the same for
+  every trial, so what a prompt does to both sides cancels.
+
+Degrees of freedom by Welch-Satterthwaite; t intervals; equivalence by two one-sided tests (Schuirmann 1987);
+multiplicity by Holm 1979. Where nothing was launched twice, the launch part is unknown and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from analysis.cells import HIGHER_IS_BETTER, Array, Cells
+from analysis.spread import MIN_DF, Spread, covariates, replicate_noise
+
+Verdict = Literal["better", "worse", "equivalent", "undecided", "not exercised"]
+
+MARGIN = 0.01
+"""A relative difference below this is of no interest: `equivalent within 1 %`."""
+CONFIDENCE = 0.95
+_ALPHA = 1 - CONFIDENCE
+_NO_REPEAT = "no configuration was launched more than once, so the spread among launches is unknown"
+_WIDE = "the interval holds both no difference and one beyond the margin"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effect:
+    """One relative difference and what may be said of it."""
+
+    metric: str
+    effect: float
+    """Relative: -0.27 is 27 % lower."""
+    interval: tuple[float, float]
+    """At CONFIDENCE, one comparison at a time."""
+    covers: Literal["launches and blocks", "blocks of one launch only"]
+    verdict: Verdict
+    reason: str | None
+    margin: float
+    df: float
+    num_launches: tuple[int, int]
+    """Of the two sides."""
+    num_blocks: int
+    p_difference: float | None
+    p_equivalence: float | None
+
+
+def compare(
+    cells: Cells,
+    weights: Mapping[str, float],
+    learnt: Spread,
+    *,
+    launches_matter: bool = True,
+    selected_among: tuple[int, int] = (1, 1),
+) -> Effect | None:
+    """A contrast of configurations: the sum of weight x log value; its verdict still without multiplicity.
+
+    Args:
+        cells: of the metric to compare.
+        weights: by key; those above 0 sum to 1, those below to -1.
+        learnt: from the same metric, or from one that stands in for it (the whole cycle for one of its phases).
+        launches_matter: False for accept length, which depends on prompts and not on the launch.
+        selected_among: among how many each side was chosen by these same numbers: the end of the interval that such
+            a choice flatters is moved out by Bonferroni.
+
+    Returns None where a side has no cell, or there are fewer than two common blocks.
+    """
+    if not all(key in cells.keys for key in weights):
+        return None
+    rows: Array = np.array([weights.get(key, 0.0) / cells.keys.count(key) for key in cells.keys])
+    launch_share = _launch_share(rows, cells.launches)
+    block_variance, num_blocks = _block_variance(cells, rows, launch_share)
+    if num_blocks < 2:
+        return None
+    columns = covariates(cells)
+    shifts = np.array([rows @ columns[name] if name in columns else 0.0 for name in learnt.covariates])
+    confounded = [name for name in learnt.inestimable if name in columns and abs(rows @ columns[name]) > 1e-9]
+    estimate = float(rows @ cells.log_values() - shifts @ learnt.slopes)
+    unknown = launches_matter and learnt.df == 0 and launch_share > 1e-12
+    launch_part = 0.0
+    if launches_matter or learnt.df >= MIN_DF:
+        launch_part = learnt.launch_variance * (launch_share + float(shifts @ learnt.slopes_covariance @ shifts))
+    error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
+    reason = f"confounded with {', '.join(confounded)}" if confounded else _NO_REPEAT if unknown else None
+    p_difference, p_equivalence = _p_values(estimate, error, df)
+    effect = Effect(
+        metric=cells.metric,
+        effect=float(np.expm1(estimate)),
+        interval=_interval(estimate, error, df, selected_among),
+        covers="blocks of one launch only" if unknown else "launches and blocks",
+        verdict="undecided",
+        reason=reason,
+        margin=MARGIN,
+        df=df,
+        num_launches=(_num_launches(cells, rows > 0), _num_launches(cells, rows < 0)),
+        num_blocks=num_blocks,
+        p_difference=None if reason else p_difference,
+        p_equivalence=None if reason else p_equivalence,
+    )
+    return judge([effect])[0] if selected_among == (1, 1) else _judge_by_interval(effect)
+
+
+def judge(effects: Sequence[Effect]) -> list[Effect]:
+    """Verdicts for a family of comparisons, each kind of claim corrected by Holm over the family."""
+    differences = holm([effect.p_difference for effect in effects])
+    equivalences = holm([effect.p_equivalence for effect in effects])
+    family = sum(p is not None for p in differences)
+    return [
+        effect if difference is None or equivalence is None else _judged(effect, difference, equivalence, family)
+        for effect, difference, equivalence in zip(effects, differences, equivalences, strict=True)
+    ]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down adjustment; None stays None and does not count."""
+    order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    running = 0.0
+    for rank, (p, index) in enumerate(order):
+        running = max(running, min(1.0, p * (len(order) - rank)))
+        adjusted[index] = running
+    return adjusted
+
+
+def not_exercised(effect: Effect, reason: str) -> Effect:
+    """The same numbers, about a setting that the engine did not use while decoding."""
+    return replace(effect, verdict="not exercised", reason=reason, p_difference=None, p_equivalence=None)
+
+
+def _judged(effect: Effect, difference: float, equivalence: float, family: int) -> Effect:
+    if equivalence < _ALPHA:
+        return replace(effect, verdict="equivalent", reason=None)
+    if difference < _ALPHA:
+        return replace(effect, verdict=_direction(effect), reason=None)
+    if effect.p_difference is not None and effect.p_difference < _ALPHA:
+        return replace(effect, reason=f"differs on its own, but not after Holm over {family} comparisons")
+    return replace(effect, reason=_WIDE)
+
+
+def _judge_by_interval(effect: Effect) -> Effect:
+    low, high = effect.interval
+    if effect.reason:
+        return effect
+    if -effect.margin < low and high < effect.margin:
+        return replace(effect, verdict="equivalent")
+    if low > 0 or high < 0:
+        return replace(effect, verdict=_direction(effect))
+    return replace(effect, reason=_WIDE)
+
+
+def _direction(effect: Effect) -> Verdict:
+    return "better" if (effect.effect > 0) == (effect.metric in HIGHER_IS_BETTER) else "worse"
+
+
+def _launch_share(rows: Array, launches: Sequence[str]) -> float:
+    """What one unit of launch variance adds to the contrast's; luck shared by both sides cancels."""
+    names = np.array(launches)
+    return float(sum(rows[names == launch].sum() ** 2 for launch in set(launches)))
+
+
+def _num_launches(cells: Cells, chosen: npt.NDArray[np.bool_]) -> int:
+    return len({launch for launch, used in zip(cells.launches, chosen, strict=True) if used})
+
+
+def _block_variance(cells: Cells, rows: Array, launch_share: float) -> tuple[float, int]:
+    """Variance over blocks of the contrast, less what the launch variance already carries; the number of blocks."""
+    used = np.flatnonzero(rows)
+    influences = cells.influences()
+    common = ~np.isnan(influences[used]).any(axis=0)
+    num_blocks = int(common.sum())
+    if num_blocks < 2:
+        return 0.0, num_blocks
+    paired = rows[used] @ influences[used][:, common]
+    noise = replicate_noise(influences, cells.keys)
+    return max(0.0, float(np.var(paired, ddof=1)) - noise * launch_share), num_blocks
+
+
+def _combine(launch_part: float, launch_df: int, block_part: float, block_df: int) -> tuple[float, float]:
+    """Standard error and Welch-Satterthwaite degrees of freedom."""
+    block_part += 1e-20
+    total = launch_part + block_part
+    spread_of_total = block_part**2 / block_df + (launch_part**2 / launch_df if launch_df else 0.0)
+    return float(np.sqrt(total)), float(total**2 / spread_of_total)
+
+
+def _p_values(estimate: float, error: float, df: float) -> tuple[float, float]:
+    """Of no difference; and of a difference beyond the margin (the larger of the two one-sided tests)."""
+    below = stats.t.sf((estimate - np.log1p(-MARGIN)) / error, df)
+    above = stats.t.cdf((estimate - np.log1p(MARGIN)) / error, df)
+    return float(2 * stats.t.sf(abs(estimate) / error, df)), float(max(below, above))
+
+
+def _interval(estimate: float, error: float, df: float, among: tuple[int, int]) -> tuple[float, float]:
+    low = estimate - error * stats.t.ppf(1 - _ALPHA / 2 / among[0], df)
+    high = estimate + error * stats.t.ppf(1 - _ALPHA / 2 / among[1], df)
+    return float(np.expm1(low)), float(np.expm1(high))

@@ -1,0 +1,228 @@
+"""A results folder as frames: what counts, what was left out of it and why, what a reader should be warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from sweeps.tables import ACTIVITIES, ResultsFolder, TableError, read_table
+
+_IMPOSSIBLY_SLOW_TOK_S = 1e-3
+_CLOCK_TOLERANCE = 0.02
+_LOST_GRADES = ("not_seen", "overridden")
+_SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
+
+_BLOCK_RULES: Mapping[str, pl.Expr] = {
+    "throughput missing or impossible": ~pl.col("tok_s").is_finite() | (pl.col("tok_s") < _IMPOSSIBLY_SLOW_TOK_S),
+    "no decode time": ~(pl.col("decode_s") > 0) | (pl.col("decode_tokens") <= 0),
+    "accept length below 1 (every verify yields its bonus token)": pl.col("accept_length") < 1.0,
+    "accept length is not a number": pl.col("accept_length").is_nan(),
+    "cycle time not positive": (pl.col("cycle_ms") <= 0) | pl.col("cycle_ms").is_nan(),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excluded:
+    """Something that was tried or measured and takes no part in the comparisons."""
+
+    what: str
+    """`trial` or `blocks`."""
+    trial_id: str
+    label: str
+    kind: str
+    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `invalid_block`; `superseded`."""
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """One results folder: `all_trials` is everything that cost time, `trials` and `blocks` what may be compared."""
+
+    root: Path
+    sweep_id: str
+    engine: str
+    target_tok_s: float | None
+    num_configurations: int | None
+    """Size of the searched space, where the manifest tells."""
+    all_trials: pl.DataFrame
+    trials: pl.DataFrame
+    """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch."""
+    blocks: pl.DataFrame
+    kernels: pl.DataFrame
+    evidence: pl.DataFrame
+    excluded: tuple[Excluded, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine == "simulated"
+
+    @property
+    def pinned(self) -> bool:
+        """The server simulated acceptance: no recommendation may be made."""
+        return "pinned" in self.all_trials["acceptance"].to_list()
+
+
+def load(root: Path) -> Results:
+    """Read a results folder. Raises TableError, one line, where it is missing, damaged, foreign or still empty."""
+    if not root.is_dir():
+        raise TableError(f"{root}: wanted a results folder, but there is no such folder")
+    folder = ResultsFolder(root)
+    manifest = _manifest(folder)
+    every = _frame(folder, "trials")
+    if every.is_empty():
+        raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {root / 'tables' / 'trials'}")
+    last = pl.col("attempt") == pl.col("attempt").max().over("trial_id")
+    superseded = [_exclude_trial(row, "superseded", "another attempt followed") for row in _rows(every.filter(~last))]
+    latest = every.filter(last)
+    evidence = _of(_frame(folder, "evidence"), latest)
+    lost = _lost_settings(evidence)
+    blocks, dropped = _valid_blocks(_of(_frame(folder, "blocks"), latest), latest)
+    has_blocks = set(blocks["trial_id"])
+    left_out: dict[str, Excluded] = {}
+    for row in _rows(latest):
+        if (why := _why_excluded(row, lost, has_blocks)) is not None:
+            left_out[row["trial_id"]] = _exclude_trial(row, *why)
+    trials = _with_launches(latest).filter(~pl.col("trial_id").is_in(list(left_out)))
+    blocks = blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
+    pruned = [
+        _exclude_trial(row, "pruned", row["reason"] or "no reason stored")
+        for row in _rows(trials)
+        if row["status"] == "pruned"
+    ]
+    return Results(
+        root=root,
+        sweep_id=str(manifest["sweep_id"]),
+        engine=str(manifest["engine"]),
+        target_tok_s=manifest.get("target_tok_s"),
+        num_configurations=manifest.get("num_configurations"),
+        all_trials=every,
+        trials=trials,
+        blocks=blocks,
+        kernels=_of(_frame(folder, "kernels"), trials),
+        evidence=evidence,
+        excluded=(*left_out.values(), *pruned, *dropped, *superseded),
+        warnings=tuple(_warnings(latest, trials, blocks, evidence)),
+    )
+
+
+def gpu_seconds(results: Results) -> dict[str, float]:
+    """GPU seconds by activity over every attempt: wall seconds x GPUs held."""
+    frame = results.all_trials
+    return {name: float((frame[f"{name}_s"] * frame["num_gpus"]).sum()) for name in ACTIVITIES}
+
+
+def _manifest(folder: ResultsFolder) -> dict[str, Any]:
+    try:
+        manifest = folder.read_manifest()
+    except ValueError as error:
+        if isinstance(error, TableError):
+            raise
+        raise TableError(f"{folder.manifest}: not valid JSON: {error}") from error
+    missing = [key for key in ("sweep_id", "engine") if key not in manifest] if isinstance(manifest, dict) else ["keys"]
+    if missing:
+        raise TableError(f"{folder.manifest}: wanted the manifest of a sweep, but {', '.join(missing)} missing")
+    return manifest
+
+
+def _frame(folder: ResultsFolder, table: str) -> pl.DataFrame:
+    try:
+        frame = pl.from_arrow(read_table(folder, table))
+    except (pa.ArrowException, OSError) as error:
+        first_line = str(error).splitlines()[0]
+        raise TableError(f"{folder.root}: a part of `{table}` cannot be read: {first_line}") from error
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _of(frame: pl.DataFrame, trials: pl.DataFrame) -> pl.DataFrame:
+    return frame.join(trials.select("trial_id", "attempt"), on=["trial_id", "attempt"], how="semi")
+
+
+def _rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    return frame.iter_rows(named=True)
+
+
+def _exclude_trial(row: Mapping[str, Any], kind: str, reason: str) -> Excluded:
+    return Excluded(what="trial", trial_id=row["trial_id"], label=row["label"], kind=kind, reason=reason)
+
+
+def _why_excluded(row: Mapping[str, Any], lost: Mapping[str, str], has_blocks: set[str]) -> tuple[str, str] | None:
+    if row["status"] == "invalid":
+        return "invalid_config", row["reason"] or "no reason stored"
+    if row["status"] == "failed":
+        stage = f" (at {row['stage']})" if row["stage"] else ""
+        return row["kind"] or "failed", (row["reason"] or "no reason stored") + stage
+    if row["trial_id"] in lost:
+        return "not_effective", lost[row["trial_id"]]
+    if row["trial_id"] not in has_blocks:
+        return "no_valid_block", f"{row['status']} without one valid block"
+    return None
+
+
+def _lost_settings(evidence: pl.DataFrame) -> dict[str, str]:
+    lost = evidence.filter(pl.col("grade").is_in(_LOST_GRADES) & pl.col("requested").is_not_null())
+    return {
+        row["trial_id"]: f"{row['setting']}: wanted {row['requested']}, seen {row['seen']} ({row['grade']})"
+        for row in _rows(lost)
+    }
+
+
+def _valid_blocks(blocks: pl.DataFrame, trials: pl.DataFrame) -> tuple[pl.DataFrame, list[Excluded]]:
+    labels = dict(zip(trials["trial_id"], trials["label"], strict=True))
+    dropped: list[Excluded] = []
+    for reason, rule in _BLOCK_RULES.items():
+        bad = rule.fill_null(value=False)
+        for trial_id, count in blocks.filter(bad).group_by("trial_id").len().sort("trial_id").iter_rows():
+            dropped.append(
+                Excluded(
+                    what="blocks",
+                    trial_id=trial_id,
+                    label=labels[trial_id],
+                    kind="invalid_block",
+                    reason=reason,
+                    count=count,
+                )
+            )
+        blocks = blocks.filter(~bad)
+    return blocks, dropped
+
+
+def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
+    """Add `launch` (trials that one server served share it) and `at_s` (seconds since the node's first trial)."""
+    node = pl.col("node").fill_null("")
+    ordered = trials.with_columns(node=node).sort("node", "started_s", "trial_id")
+    other_key = pl.col("launch_key") != pl.col("launch_key").shift(1).over("node")
+    started_anew = pl.col("relaunched").fill_null(value=True) | other_key.fill_null(value=True)
+    return ordered.with_columns(
+        launch=pl.format("{}#{}", pl.col("node"), started_anew.cum_sum().over("node")),
+        at_s=pl.col("started_s") - pl.col("started_s").min().over("node"),
+    )
+
+
+def _warnings(
+    latest: pl.DataFrame, trials: pl.DataFrame, blocks: pl.DataFrame, evidence: pl.DataFrame
+) -> Iterator[str]:
+    for column in _SHARED:
+        values = sorted(map(str, trials[column].drop_nulls().unique()))
+        if len(values) > 1:
+            yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
+    if "pinned" in latest["acceptance"].to_list():
+        yield "acceptance is pinned (the server simulates it): cycle times hold, throughput recommends nothing"
+    clocks = blocks.group_by("trial_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls()["sm_clock_mhz"]
+    low, high = clocks.min(), clocks.max()
+    if isinstance(low, float) and isinstance(high, float) and high > low * (1 + _CLOCK_TOLERANCE):
+        yield f"the median SM clock differs among trials by {high / low - 1:.1%} ({low:.0f} to {high:.0f} MHz)"
+    throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))
+    if not throttled.is_empty():
+        count = throttled["trial_id"].n_unique()
+        yield f"GPUs reported throttling in {throttled.height} blocks of {count} trials"
+    extra = sorted(evidence.filter(pl.col("grade") == "extra")["setting"].unique())
+    if extra:
+        yield f"set in the server though the sweep did not ask for it: {', '.join(extra)}"

@@ -1,0 +1,98 @@
+"""Drift, and the spread among launches: learnt from whatever a sweep launched more than once.
+
+Analysis of covariance: drift (time since the node's first trial, and the node) is estimated within configurations, so
+that it is never mixed up with a difference between them; what the repetitions still differ by is the launch variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.cells import Array, Cells
+
+MIN_DF = 2
+"""Drift over time is fitted only where so many degrees of freedom remain for the spread around it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Drift and the spread among launches, learnt from configurations that were launched repeatedly."""
+
+    metric: str
+    covariates: tuple[str, ...]
+    """`time` and `node NAME`, those that could be estimated."""
+    inestimable: tuple[str, ...]
+    slopes: Array
+    slopes_covariance: Array
+    """Per unit of `launch_variance`."""
+    launch_variance: float
+    """Of a cell's log value about its configuration and drift."""
+    df: int
+    """Degrees of freedom of `launch_variance`; 0: unknown."""
+
+    @property
+    def drift_per_hour(self) -> float | None:
+        """Relative change per hour; None where it was not estimated."""
+        if "time" not in self.covariates:
+            return None
+        return float(np.expm1(self.slopes[self.covariates.index("time")] * 3600))
+
+
+def spread(cells: Cells, *, drifts: bool = True) -> Spread:
+    """Learn drift and launch variance from the repeated configurations among `cells`."""
+    values = cells.log_values()
+    columns = covariates(cells) if drifts else {}
+    repeats = sum(cells.keys.count(key) - 1 for key in set(cells.keys))
+    within = {name: _within(column, cells.keys) for name, column in columns.items()}
+    kept: list[str] = []
+    for name in sorted(within, key=lambda name: name == "time"):
+        trial = np.column_stack([within[each] for each in (*kept, name)])
+        if np.linalg.matrix_rank(trial, tol=1e-9 * max(1.0, float(np.abs(trial).max(initial=0.0)))) < trial.shape[1]:
+            continue
+        if name != "time" or repeats - len(kept) - 1 >= MIN_DF:
+            kept.append(name)
+    design = np.column_stack([within[name] for name in kept]) if kept else np.empty((len(cells), 0))
+    inverse = np.linalg.inv(design.T @ design)
+    slopes = inverse @ design.T @ values
+    df = repeats - len(kept)
+    residuals = _within(values, cells.keys) - design @ slopes
+    return Spread(
+        metric=cells.metric,
+        covariates=tuple(kept),
+        inestimable=tuple(name for name in columns if name not in kept and name != "time"),
+        slopes=slopes,
+        slopes_covariance=inverse.astype(np.float64),
+        launch_variance=float(residuals @ residuals / df) if df > 0 else 0.0,
+        df=df,
+    )
+
+
+def covariates(cells: Cells) -> dict[str, Array]:
+    """What may shift a cell besides its configuration: node indicators (the first node is the reference), time."""
+    nodes = sorted(set(cells.nodes))
+    columns = {f"node {node}": np.array([float(each == node) for each in cells.nodes]) for node in nodes[1:]}
+    return {**columns, "time": cells.at_s}
+
+
+def _within(column: Array, keys: Sequence[str]) -> Array:
+    names = np.array(keys)
+    out = column.astype(float).copy()
+    for key in set(keys):
+        out[names == key] -= out[names == key].mean()
+    return out
+
+
+def replicate_noise(influences: Array, keys: Sequence[str]) -> float:
+    """Variance of a block's influence among launches of one configuration: noise that no prompt explains."""
+    names = np.array(keys)
+    total, df = 0.0, 0
+    for key in set(keys):
+        group = influences[names == key]
+        group = group[:, ~np.isnan(group).any(axis=0)]
+        if len(group) > 1 and group.shape[1] > 1:
+            total += float(((group - group.mean(axis=0)) ** 2).sum())
+            df += (len(group) - 1) * (group.shape[1] - 1)
+    return total / df if df else 0.0
