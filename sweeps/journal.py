@@ -73,21 +73,21 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
         self._path = path
-        self._file = path.open("wb")
 
     def append(self, record: str, *, cycles: pa.Table | None = None, **content: object) -> None:
         """Append one record (`trial`, `evidence`, `block`, `kernels`, `events`) with its rows."""
         line: dict[str, object] = {"record": record, **content}
         if cycles is not None:
             line["cycles"] = _encode(cycles)
-        self._file.write(json.dumps(line, default=_plain).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._path.open("ab") as file:
+            file.write(json.dumps(line, default=_plain).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def discard(self) -> None:
-        """Close and remove: its content is in Parquet now."""
-        self._file.close()
+        """Remove: its content is in Parquet now."""
         self._path.unlink(missing_ok=True)
 
 

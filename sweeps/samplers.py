@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler
 
 from sweeps.observations import Observations
 from sweeps.space import Space
-from sweeps.spec import Choice, SpecError, nearest
+from sweeps.spec import Choice, SpecError
 
 # `grid` is the study's own enumeration (Optuna's grid does not know the conditions); its sampler only fills in.
 _SAMPLERS: Mapping[str, Callable[..., BaseSampler]] = {
@@ -39,7 +39,7 @@ def build_sampler(choice: Choice, *, seed: int, space: Space, observations: Obse
     if choice.name == "cycle_model":
         make = _cycle_search("CycleModelSampler", space, observations)
     else:
-        make = _by_name("study.sampler", choice.name, _SAMPLERS, others=("cycle_model",))
+        make = _by_name("study.sampler", choice.name, _SAMPLERS)
     quiet = {"warn_independent_sampling": False} if choice.name == "gp" else {}
     sampler: BaseSampler = _construct("study.sampler", make, {"seed": seed, **quiet, **choice.options}, choice)
     return sampler
@@ -50,23 +50,19 @@ def build_pruner(choice: Choice, *, num_blocks: int, space: Space, observations:
     if choice.name == "cycle_bound":
         make = _cycle_search("CycleBoundPruner", space, observations)
     else:
-        make = _by_name("study.pruner", choice.name, _PRUNERS, others=("cycle_bound",))
+        make = _by_name("study.pruner", choice.name, _PRUNERS)
     known = {"max_resource": num_blocks} if choice.name == "hyperband" else {}
     pruner: BasePruner = _construct("study.pruner", make, {**known, **choice.options}, choice)
     return pruner
 
 
-def _by_name(key: str, name: str, known: Mapping[str, Callable[..., Any]], *, others: tuple[str, ...]) -> Any:
-    choices = [*known, *others]
+def _by_name(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in known:
-        guess = nearest(name, choices)
-        hint = f"; did you mean {guess}?" if guess else ""
-        raise SpecError(f"{key}: wanted one of {', '.join(choices)}, got {name!r}{hint}")
+        raise SpecError(f"{key}: wanted one of {', '.join(known)}, got {name!r}")
     missing = [module for module in _NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
     if missing:
-        raise SpecError(
-            f"{key}: {name} needs {', '.join(missing)}, not installed here (pip install {' '.join(missing)})"
-        )
+        needed = " ".join(missing)
+        raise SpecError(f"{key}: {name} needs {', '.join(missing)}, not installed here (pip install {needed})")
     return known[name]
 
 

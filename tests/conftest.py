@@ -1,0 +1,25 @@
+"""Every test starts without settings that a shell left behind, and may ask for a path that naive code breaks on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_SWEPT_PREFIXES = ("NCCL_", "SGLANG_", "RAY_", "TUNE_")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(_SWEPT_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def weird_tmp_path(tmp_path: Path) -> Path:
+    """A folder whose name holds a space, a quote, a percent sign and a letter beyond ASCII."""
+    path = tmp_path / "re sults'100%é"
+    path.mkdir()
+    return path

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sweeps.journal import read_journal
+from sweeps.space import Space
+from sweeps.tables import ResultsFolder, read_table
+from sweeps.trial import HeldEngine, Measurement, recover
+from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
+
+
+def measured(folder: Path, *, num_blocks: int) -> Path:
+    """A trial that was left after so many blocks, as a killed process leaves it. Returns its journal."""
+    spec = stub_spec()
+    space = Space(spec)
+    measurement = Measurement(HeldEngine(StubEngine()), plan(space.control, space), stub_context(spec, folder))
+    for _ in range(num_blocks):
+        measurement.advance()
+    return ResultsFolder(folder).journal("t0000", 1)
+
+
+def test_a_killed_trial_keeps_every_finished_block(weird_tmp_path: Path) -> None:
+    measured(weird_tmp_path, num_blocks=3)
+    folder = ResultsFolder(weird_tmp_path)
+    assert read_table(folder, "trials").num_rows == 0
+    assert recover(folder, num_blocks=6) == ("t0000",)
+    (trial,) = read_table(folder, "trials").to_pylist()
+    assert (trial["status"], trial["kind"], trial["num_blocks"]) == ("failed", "interrupted", 3)
+    assert trial["measure_s"] == pytest.approx(15.0)
+    assert read_table(folder, "blocks")["block_index"].to_pylist() == [0, 1, 2]
+    assert read_table(folder, "requests").num_rows == 3
+    assert read_table(folder, "cycles").num_rows == 12
+    assert recover(folder, num_blocks=6) == ()
+
+
+def test_a_trial_killed_after_its_last_block_is_completed(tmp_path: Path) -> None:
+    measured(tmp_path, num_blocks=6)
+    recover(ResultsFolder(tmp_path), num_blocks=6)
+    assert read_table(ResultsFolder(tmp_path), "trials")["status"].to_pylist() == ["completed"]
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 2, 40, 400])
+def test_a_torn_last_line_costs_its_block_only(tmp_path: Path, lost_bytes: int) -> None:
+    journal = measured(tmp_path, num_blocks=2)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-lost_bytes])
+    rows = read_journal(journal)
+    assert rows is not None
+    # Only the line's end is missing: the record itself is whole.
+    assert len(rows.blocks) == (2 if lost_bytes == 1 else 1)
+
+
+def test_damage_before_the_last_line_is_an_error(tmp_path: Path) -> None:
+    journal = measured(tmp_path, num_blocks=2)
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join([lines[0], lines[1][:50], *lines[2:]]))
+    with pytest.raises(ValueError, match="line 2 is damaged"):
+        read_journal(journal)
+
+
+def test_an_empty_journal_is_no_trial(tmp_path: Path) -> None:
+    path = tmp_path / "t0000-a1.jsonl"
+    path.write_bytes(b"")
+    assert read_journal(path) is None

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import itertools
+import warnings
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
+from sweeps.resume import read_observations
+from sweeps.space import Configuration, Space
+from sweeps.spec import SpecError, SweepSpec
+from sweeps.study import SweepStudy, open_journal
+from sweeps.tables import ResultsFolder
+from sweeps.trial import HeldEngine, recover
+from tests.sweeps.stub_engine import StubEngine, drive, stub_context, stub_spec, tok_s_of
+
+SAMPLERS = ("grid", "random", "tpe")
+PRUNERS = ("none", "median", "successive_halving", "hyperband", "wilcoxon")
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def study_of(spec: SweepSpec, **options: object) -> SweepStudy:
+    return SweepStudy(spec, Space(spec), **options)  # type: ignore[arg-type]
+
+
+def run(spec: SweepSpec, folder: Path) -> tuple[SweepStudy, list[PlannedTrial]]:
+    study = study_of(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        trials = drive(study, HeldEngine(StubEngine()), stub_context(spec, folder))
+    return study, trials
+
+
+def best(space: Space) -> Configuration:
+    return max(space.configurations(), key=tok_s_of)
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_and_pruner_finds_the_best_and_measures_each_configuration_once(
+    sampler: str, pruner: str, tmp_path: Path
+) -> None:
+    spec = stub_spec(f"study: {{sampler: {{name: {sampler}}}, pruner: {{name: {pruner}}}}}\n")
+    study, trials = run(spec, tmp_path)
+    assert study.finished
+    assert study.incumbent is not None
+    assert tok_s_of(study.incumbent) == tok_s_of(best(study.space))
+    candidates = [trial.configuration for trial in trials if trial.role == "candidate"]
+    assert len(candidates) == len(set(candidates))
+    assert {*candidates, study.space.control} == set(study.space.configurations())
+    assert not study.observations.running
+    states = {frozen.state for frozen in study.study.trials}
+    assert TrialState.RUNNING not in states
+
+
+def test_the_grid_is_ordered_by_launch_key(tmp_path: Path) -> None:
+    _, trials = run(stub_spec(), tmp_path)
+    keys = [trial.launch_key for trial in trials if trial.role == "candidate"]
+    changes = sum(before != after for before, after in itertools.pairwise(keys))
+    assert changes == len(set(keys)) - 1
+
+
+def test_controls_come_first_between_and_last_with_the_incumbent_beside_them(tmp_path: Path) -> None:
+    _, trials = run(stub_spec(), tmp_path)
+    assert trials[0].trial_id == "k0000"
+    assert trials[0].configuration == Space(stub_spec()).control
+    assert [trial.role for trial in trials[-2:]] == ["control", "incumbent"]
+    between = [
+        len([t for t in trials[:place] if t.role == "candidate"])
+        for place, trial in enumerate(trials)
+        if trial.role == "control"
+    ]
+    assert between == [0, 5, 10, 11]
+
+
+def test_without_intermediate_controls_there_are_two(tmp_path: Path) -> None:
+    spec = stub_spec(text=stub_spec_text(every=0, incumbent="false"))
+    _, trials = run(spec, tmp_path)
+    assert [trial.role for trial in trials if trial.role != "candidate"] == ["control", "control"]
+
+
+def stub_spec_text(*, every: int, incumbent: str = "true") -> str:
+    from tests.sweeps.stub_engine import SPEC
+
+    return SPEC.replace("control: {every: 5}", f"control: {{every: {every}, incumbent: {incumbent}}}")
+
+
+def test_infeasible_suggestions_fail_with_a_reason_and_come_once(tmp_path: Path) -> None:
+    for sampler in SAMPLERS:
+        spec = stub_spec(f"study: {{sampler: {{name: {sampler}}}}}\n")
+        study, trials = run(spec, tmp_path / sampler)
+        invalid = study.drain_invalid()
+        asked = [frozenset(entry.requested.items()) for entry in invalid]
+        assert len(asked) == len(set(asked)) > 0
+        assert all("pool 2 < 3" in entry.reason for entry in invalid)
+        failed = {frozen.number: frozen for frozen in study.study.trials if frozen.state == TrialState.FAIL}
+        assert all("pool 2 < 3" in failed[int(entry.trial_id[1:])].user_attrs["reason"] for entry in invalid)
+        assert not {entry.trial_id for entry in invalid} & {trial.trial_id for trial in trials}
+        assert study.drain_invalid() == ()
+
+
+def test_pruned_trials_are_pruned_with_numbers_in_the_reason(tmp_path: Path) -> None:
+    spec = stub_spec("study: {pruner: {name: median, options: {n_startup_trials: 1}}}\n")
+    study, _ = run(spec, tmp_path)
+    pruned = [frozen for frozen in study.study.trials if frozen.state == TrialState.PRUNED]
+    assert pruned
+    for frozen in pruned:
+        assert "median: tok_s" in frozen.user_attrs["reason"]
+        seen = study.observations.of_number(frozen.number)
+        assert seen is not None
+        assert seen.status == "pruned"
+        assert len(seen.blocks) < spec.workload.blocks
+
+
+def test_wilcoxon_gets_blocks_and_the_others_running_means(tmp_path: Path) -> None:
+    for pruner, steps in (("wilcoxon", range(6)), ("median", range(1, 7))):
+        spec = stub_spec(f"study: {{pruner: {{name: {pruner}}}}}\n")
+        study, _ = run(spec, tmp_path / pruner)
+        control = next(frozen for frozen in study.study.trials if "control" in frozen.user_attrs)
+        assert list(control.intermediate_values) == list(steps)
+        values = list(control.intermediate_values.values())
+        expected = (
+            [80.0, 80.1, 80.2, 80.0, 80.1, 80.2] if pruner == "wilcoxon" else [80.0, 80.05, 80.1, 80.075, 80.08, 80.1]
+        )
+        assert values == pytest.approx(expected)
+        assert control.value == pytest.approx(80.1)
+
+
+def test_replicates_up_to_the_cap(tmp_path: Path) -> None:
+    spec = stub_spec("study: {sampler: {name: tpe}, max_replicates: 2}\n")
+    study, trials = run(spec, tmp_path)
+    counts = [
+        sum(t.configuration == member for t in trials if t.role == "candidate")
+        for member in study.space.configurations()
+    ]
+    in_space_control = study.space.configurations().index(study.space.control)
+    assert all(count == 2 for place, count in enumerate(counts) if place != in_space_control)
+    assert counts[in_space_control] == 1
+
+
+def test_budgets_end_a_sweep_with_a_last_control(tmp_path: Path) -> None:
+    for budget, said in (("trials: 3", "3 candidates"), ("gpu_hours: 0.5", "budget.gpu_hours")):
+        spec = stub_spec(f"budget: {{{budget}}}\n")
+        study, trials = run(spec, tmp_path / said.replace(" ", ""))
+        assert study.stop_reason is not None
+        assert said in study.stop_reason
+        assert trials[-1].role != "candidate"
+        assert "control" in [trial.role for trial in trials[-2:]]
+
+
+def test_wall_hours_are_counted_on_the_given_clock() -> None:
+    now_s = [0.0]
+    spec = stub_spec("budget: {wall_hours: 1.0}\ncontrol: {every: 0}\n".replace("control: {every: 0}\n", ""))
+    study = study_of(spec, clock=lambda: now_s[0])
+    control = study.ask()
+    assert control is not None
+    study.tell(control, Outcome(status="completed"))
+    now_s[0] = 3601.0
+    assert study.ask() is None
+    assert study.stop_reason is not None
+    assert "budget.wall_hours" in study.stop_reason
+
+
+def test_the_end_waits_for_running_trials() -> None:
+    study = study_of(stub_spec("budget: {trials: 1}\n"))
+    control, candidate = study.ask(), study.ask()
+    assert control is not None
+    assert candidate is not None
+    assert study.ask() is None
+    assert not study.finished
+    study.tell(control, Outcome(status="completed"))
+    study.tell(candidate, Outcome(status="failed", reason="died", kind="crash"))
+    last = study.ask()
+    assert last is not None
+    assert last.role == "control"
+
+
+def test_a_failed_configuration_is_told_and_not_asked_again(tmp_path: Path) -> None:
+    study = study_of(stub_spec("study: {sampler: {name: tpe}}\n"))
+    asked = []
+    while (trial := study.ask()) is not None:
+        asked.append(trial.configuration.configuration_id if trial.role == "candidate" else None)
+        study.tell(trial, Outcome(status="failed", reason="CUDA out of memory", stage="load", kind="gpu_oom"))
+    known = [entry for entry in asked if entry is not None]
+    assert len(known) == len(set(known)) == len(study.space.configurations())
+    reasons = {frozen.user_attrs["reason"] for frozen in study.study.trials if frozen.state == TrialState.FAIL}
+    assert "CUDA out of memory" in reasons
+    assert study.incumbent is None
+
+
+def test_stop_ends_at_once() -> None:
+    study = study_of(stub_spec())
+    study.stop("3 errors in a row")
+    assert study.ask() is None
+    assert study.finished
+
+
+class TestResume:
+    def test_no_finished_trial_is_lost_or_repeated(self, tmp_path: Path) -> None:
+        spec = stub_spec("study: {sampler: {name: tpe}}\n")
+        space, folder = Space(spec), ResultsFolder(tmp_path)
+        first = SweepStudy(spec, space, storage=open_journal(folder.study))
+        ran = drive(first, HeldEngine(StubEngine()), stub_context(spec, tmp_path), limit=4)
+        running = first.ask()  # asked, and the driver dies
+        assert running is not None
+        recover(folder, num_blocks=spec.workload.blocks)
+        observations = read_observations(folder, space)
+        assert [seen.trial.trial_id for seen in observations] == [trial.trial_id for trial in ran]
+        assert [seen.blocks for seen in observations] == [first.observations[t.trial_id].blocks for t in ran]
+        second = SweepStudy(spec, space, storage=open_journal(folder.study), observations=observations)
+        told = {frozen.number: frozen for frozen in second.study.trials}
+        if running.number is not None:
+            assert told[running.number].state == TrialState.FAIL
+            assert told[running.number].user_attrs["reason"] == "driver_died"
+        rest = drive(second, HeldEngine(StubEngine()), stub_context(spec, tmp_path))
+        both = [t.configuration for t in (*ran, *rest) if t.role == "candidate"]
+        assert len(both) == len(set(both))
+        assert {*both, space.control} == set(space.configurations())
+
+    def test_a_trial_that_finished_while_the_driver_died_counts(self, tmp_path: Path) -> None:
+        spec = stub_spec()
+        space, folder = Space(spec), ResultsFolder(tmp_path)
+        first = SweepStudy(spec, space, storage=open_journal(folder.study))
+        context = stub_context(spec, tmp_path)
+        ran = drive(first, HeldEngine(StubEngine()), context, limit=2)
+        untold = first.ask()
+        assert untold is not None
+        from sweeps.summary import BlockSummary
+        from sweeps.trial import Measurement
+
+        measurement = Measurement(HeldEngine(StubEngine()), untold, context)
+        while isinstance(measurement.advance(), BlockSummary):
+            pass
+        second = SweepStudy(
+            spec, space, storage=open_journal(folder.study), observations=read_observations(folder, space)
+        )
+        assert untold.number is not None
+        frozen = second.study.trials[untold.number]
+        assert frozen.state == TrialState.COMPLETE
+        assert frozen.value == pytest.approx(tok_s_of(untold.configuration) + 0.1, abs=0.05)
+        assert len(second.observations) == len(ran) + 1
+
+    def test_a_finished_sweep_stays_finished(self, tmp_path: Path) -> None:
+        spec = stub_spec()
+        space, folder = Space(spec), ResultsFolder(tmp_path)
+        study = SweepStudy(spec, space, storage=open_journal(folder.study))
+        drive(study, HeldEngine(StubEngine()), stub_context(spec, tmp_path))
+        again = SweepStudy(
+            spec, space, storage=open_journal(folder.study), observations=read_observations(folder, space)
+        )
+        assert again.ask() is None
+        assert again.finished
+        assert again.drain_invalid() == ()
+
+
+@pytest.mark.parametrize(
+    ("study", "said"),
+    [
+        ("sampler: {name: tpe, options: {n_startup: 3}}", "tpe takes .*n_startup_trials.*, got n_startup"),
+        ("pruner: {name: none, options: {x: 1}}", "none takes no options, got x"),
+        ("pruner: {name: median, options: {n_startup_trials: -1}}", "refuses"),
+        ("metric: verify_ms", "verify_ms does not exist without speculation"),
+        ("stop_probability: 0.95", "only the sampler cycle_model"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused(study: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        study_of(stub_spec(f"study: {{{study}}}\n"))
+
+
+def test_gp_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SpecError, match="gp needs torch, scipy"):
+        study_of(stub_spec("study: {sampler: {name: gp}}\n"))
+
+
+def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Bound(optuna.pruners.NopPruner):
+        def __init__(self, observations: Observations) -> None:
+            self.observations = observations
+
+        def decide(self, number: int) -> Decision:
+            seen = self.observations.of_number(number)
+            assert seen is not None
+            return Decision(prune=len(seen.blocks) == 2, reason="bound 61 < 80", numbers={"bound": 61.0})
+
+    monkeypatch.setattr("sweeps.study.build_pruner", lambda choice, **known: Bound(known["observations"]))
+    study, trials = run(stub_spec(), tmp_path)
+    candidates = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
+    assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}

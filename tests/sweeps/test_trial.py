@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweeps.engines.base import EngineError, Evidence
+from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.rows import record_decision
+from sweeps.space import Space
+from sweeps.summary import BlockSummary
+from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
+from sweeps.trial import HeldEngine, Measurement, TrialContext
+from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
+
+SPEC = stub_spec()
+SPACE = Space(SPEC)
+CHAIN = {
+    member.num_steps: member for member in SPACE.configurations() if member.eagle_topk == 1 and not member.nccl_env
+}
+
+
+@pytest.fixture
+def held() -> HeldEngine:
+    return HeldEngine(StubEngine())
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> TrialContext:
+    return stub_context(SPEC, tmp_path)
+
+
+def run(held: HeldEngine, trial: PlannedTrial, context: TrialContext, *, attempt: int = 1) -> Outcome:
+    measurement = Measurement(held, trial, context, attempt=attempt)
+    while isinstance(result := measurement.advance(), BlockSummary):
+        pass
+    return result
+
+
+def row(context: TrialContext, trial_id: str) -> dict[str, object]:
+    rows = read_table(context.folder, "trials").to_pylist()
+    return next(found for found in rows if found["trial_id"] == trial_id)
+
+
+def test_a_trial_leaves_rows_in_every_table(held: HeldEngine, context: TrialContext) -> None:
+    outcome = run(held, plan(CHAIN[2], SPACE), context)
+    assert outcome.status == "completed"
+    counts = {
+        name: read_table(context.folder, name).num_rows
+        for name in ("trials", "blocks", "requests", "cycles", "kernels")
+    }
+    assert counts == {"trials": 1, "blocks": 6, "requests": 6, "cycles": 24, "kernels": 1}
+    assert not list((context.folder.root / "journal").iterdir())
+    trial = row(context, "t0000")
+    assert dict(trial["requested"])["num_steps"] == "2"  # type: ignore[call-overload]
+    assert trial["relaunched"] is True
+    assert trial["num_draft_tokens"] == 3
+
+
+def test_the_seconds_of_a_row_are_its_whole_time(held: HeldEngine, context: TrialContext) -> None:
+    engine = held.engine
+    assert isinstance(engine, StubEngine)
+    for number, steps in enumerate((2, 3, 0, 1)):
+        engine.clock_s += 7.0  # idle between trials
+        run(held, plan(CHAIN.get(steps, SPACE.control), SPACE, f"t{number:04d}"), context)
+    rows = read_table(context.folder, "trials").to_pylist()
+    for trial in rows:
+        spent = sum(trial[f"{activity}_s"] for activity in ACTIVITIES)
+        assert spent == pytest.approx(trial["ended_s"] - trial["started_s"])
+        assert trial["idle_s"] == pytest.approx(7.0)
+    assert sum(trial["ended_s"] - trial["started_s"] for trial in rows) == pytest.approx(engine.clock_s)
+    assert [trial["stop_s"] for trial in rows] == [0.0, 0.0, 3.0, 3.0]
+
+
+def test_an_equal_launch_key_is_switched_in_place(held: HeldEngine, context: TrialContext) -> None:
+    run(held, plan(CHAIN[2], SPACE), context)
+    assert run(held, plan(CHAIN[3], SPACE, "t0001"), context).relaunched is False
+    assert row(context, "t0001")["launch_s"] == 0.0
+    assert row(context, "t0001")["switch_s"] == 1.0
+
+
+def test_an_engine_that_cannot_switch_is_relaunched(
+    held: HeldEngine, context: TrialContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(held, plan(CHAIN[2], SPACE), context)
+    monkeypatch.setattr(StubEngine, "switch", lambda self, configuration: None)
+    assert run(held, plan(CHAIN[3], SPACE, "t0001"), context).relaunched is True
+
+
+@pytest.mark.parametrize(("where", "launch_s"), [("launch", 0.0), ("block", 10.0)])
+def test_a_failure_is_a_row_and_the_server_is_stopped(
+    held: HeldEngine, context: TrialContext, where: str, launch_s: float
+) -> None:
+    engine = held.engine
+    assert isinstance(engine, StubEngine)
+    error = EngineError("NCCL: no algorithm", stage="nccl_init", kind="nccl_no_algorithm", log_tail="WARN no algorithm")
+    engine.failures[where] = [error]
+    outcome = run(held, plan(CHAIN[2], SPACE), context)
+    assert (outcome.status, outcome.kind, outcome.transient) == ("failed", "nccl_no_algorithm", False)
+    assert (engine.live, held.live_launch_key) == (None, None)
+    trial = row(context, "t0000")
+    assert trial["log_tail"] == "WARN no algorithm"
+    assert trial["launch_s"] == launch_s
+    assert trial["failed_s"] == (100.0 if where == "launch" else 3.0)
+    assert run(held, plan(CHAIN[2], SPACE, "t0001"), context).status == "completed"
+
+
+def test_a_second_attempt_has_its_own_parts(held: HeldEngine, context: TrialContext) -> None:
+    engine = held.engine
+    assert isinstance(engine, StubEngine)
+    engine.failures["launch"] = [EngineError("killed", stage="load", kind="host_oom")]
+    assert run(held, plan(CHAIN[2], SPACE), context).transient
+    assert run(held, plan(CHAIN[2], SPACE), context, attempt=2).status == "completed"
+    trials = read_table(context.folder, "trials").to_pylist()
+    assert [(trial["attempt"], trial["status"]) for trial in trials] == [(1, "failed"), (2, "completed")]
+
+
+def test_a_pruned_trial_carries_the_drivers_reason(held: HeldEngine, context: TrialContext) -> None:
+    measurement = Measurement(held, plan(CHAIN[2], SPACE), context)
+    for _ in range(3):
+        measurement.advance()
+    decision = Decision(prune=True, reason="median: 61.2 < 80.0", numbers={"mean": 61.2})
+    record_decision(context.folder, "t0000", decision, sweep_id="s1", at_s=1.0)
+    assert measurement.stop().status == "pruned"
+    trial = row(context, "t0000")
+    assert (trial["status"], trial["reason"], trial["num_blocks"]) == ("pruned", "median: 61.2 < 80.0", 3)
+    (event,) = read_table(context.folder, "events").to_pylist()
+    assert dict(event["numbers"]) == {"mean": 61.2}
+
+
+def test_a_trial_stopped_without_a_decision_was_interrupted(held: HeldEngine, context: TrialContext) -> None:
+    measurement = Measurement(held, plan(CHAIN[2], SPACE), context)
+    measurement.advance()
+    outcome = measurement.stop()
+    assert (outcome.status, outcome.kind) == ("failed", "interrupted")
+    assert measurement.stop() is outcome
+
+
+def test_the_last_stop_is_charged_to_the_last_trial(held: HeldEngine, context: TrialContext) -> None:
+    measurement = Measurement(held, plan(CHAIN[2], SPACE), context)
+    while isinstance(measurement.advance(), BlockSummary):
+        pass
+    measurement.close_engine()
+    assert row(context, "t0000")["stop_s"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("grade", "status"), [("not_seen", "failed"), ("overridden", "failed"), ("effective", "completed")]
+)
+def test_a_setting_that_did_not_arrive_is_never_measured(
+    held: HeldEngine, context: TrialContext, grade: str, status: str
+) -> None:
+    engine = held.engine
+    assert isinstance(engine, StubEngine)
+    lost = Evidence(rank=3, setting="env.NCCL_ALGO", requested="Ring", seen=None, effective=None, grade="effective")
+    engine.evidence = (replace(lost, grade=grade),)  # type: ignore[arg-type]
+    outcome = run(held, plan(CHAIN[2], SPACE), context)
+    assert outcome.status == status
+    assert read_table(context.folder, "evidence").num_rows == 1
+    if status == "failed":
+        assert outcome.kind == "not_effective"
+        assert "block" not in engine.calls
+
+
+def test_a_value_of_this_version_that_is_no_engine_error_is_not_swallowed(
+    held: HeldEngine, context: TrialContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: StubEngine, block: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(StubEngine, "run_block", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run(held, plan(CHAIN[2], SPACE), context)
+    assert ResultsFolder(context.folder.root).journal("t0000", 1).is_file()
