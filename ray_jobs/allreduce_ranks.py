@@ -18,7 +18,6 @@ DONE = "done"
 Outcome = Literal["ok", "wrong_output", "hang", "crash", "nccl_no_algorithm", "refused"]
 
 _POLL_S = 0.1
-_GRACE_S = 5.0
 _KILL_S = 10.0
 _NO_ALGORITHM = "o algorithm/protocol available"  # of NCCL's WARN, whose case differs by version
 
@@ -38,6 +37,8 @@ class RankPlan:
     repeats: int
     deadline_s: float
     """From start to the last row, interpreter start-up included."""
+    grace_s: float = 5.0
+    """How long the others may go on once one rank failed or all rows are there."""
     worker: Path = WORKER
 
 
@@ -83,7 +84,7 @@ def run_ranks(plan: RankPlan, env: Mapping[str, str], folder: Path, *, log_env: 
                     start_new_session=True,
                 )
             )
-        late = _wait(ranks, folder, deadline_s=began_s + plan.deadline_s)
+        late = _wait(plan, ranks, folder, ends_s=began_s + plan.deadline_s)
         codes = [process.poll() for process in ranks]
         survivors = _kill(ranks)
     return _report(plan, folder, codes, late=late, survivors=survivors, wall_s=time.monotonic() - began_s)
@@ -105,18 +106,18 @@ def _command(plan: RankPlan, folder: Path, rank: int) -> list[str]:
     return [*plan.python, str(plan.worker), *flags, "--tokens", *map(str, plan.tokens)]
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path, *, deadline_s: float) -> bool:
+def _wait(plan: RankPlan, ranks: Sequence[subprocess.Popen[bytes]], folder: Path, *, ends_s: float) -> bool:
     """Until every rank ended, or one failed or all are done and a grace passed. True: the deadline came first."""
     grace_ends_s: float | None = None
     while any(process.poll() is None for process in ranks):
         now_s = time.monotonic()
         if grace_ends_s is not None and now_s >= grace_ends_s:
             return False
-        if now_s >= deadline_s:
+        if now_s >= ends_s:
             return True
         failed = any(process.poll() not in (None, 0) for process in ranks)
         if grace_ends_s is None and (failed or all(stage == DONE for stage in _stages(folder, len(ranks)))):
-            grace_ends_s = now_s + _GRACE_S
+            grace_ends_s = now_s + plan.grace_s
         time.sleep(_POLL_S)
     return False
 

@@ -1,0 +1,284 @@
+"""The all-reduce table: process handling with a stand-in worker, then the real worker over gloo where torch is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
+from ray_jobs.allreduce_table import (
+    ALLREDUCE,
+    BUILTIN_SETS,
+    InterpreterError,
+    main,
+    measure,
+    server_versions,
+    sets_of,
+)
+from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets
+from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
+
+# Speaks the worker's protocol; what it does is told by the variable STANDIN of its set.
+STANDIN = r"""
+import json, os, subprocess, sys, time
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+rank, conduct = int(options["--rank"]), os.environ.get("STANDIN", "good")
+out = open(options["--out"], "a")
+def write(**record):
+    out.write(json.dumps(record) + "\n"); out.flush()
+write(stage="nccl_init", pid=os.getpid())
+if conduct == "hang":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    write(child=child.pid)
+    time.sleep(600)
+if conduct == "crash" and rank == 1:
+    sys.exit("RuntimeError: rank 1 has had enough")
+if conduct == "crash":
+    time.sleep(600)
+if conduct == "no_algorithm":
+    print("NCCL WARN No algorithm/protocol available for function AllReduce with datatype ncclBfloat16", flush=True)
+    sys.exit("torch.distributed.DistBackendError: invalid usage")
+if rank == 0:
+    write(machine={"gpu_name": "none", "nccl_version": "2.0.0", "torch_version": "0",
+                   "env": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}})
+    for tokens in (1, 2):
+        write(row={"bytes": 14336 * tokens, "tokens": tokens, "mode": "graph", "timer_kind": "cuda_event",
+                   "samples_us": [10.0 * tokens + 0.1 * i for i in range(int(options["--repeats"]))],
+                   "outcome": "wrong_output" if conduct == "wrong" and tokens == 2 else "ok"})
+if "NCCL_DEBUG_FILE" in os.environ:
+    open(os.environ["NCCL_DEBUG_FILE"], "w").write("first line\n" + "x" * 100_000 + "\nlast line")
+if conduct == "half_line":
+    out.write('{"stage": "eag'); out.flush(); os._exit(9)
+write(stage="done")
+if conduct == "does_not_close":
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> RankPlan:
+    worker = tmp_path / "worker.py"
+    worker.write_text(STANDIN, encoding="utf-8")
+    return RankPlan(
+        python=[sys.executable, "-S"],
+        world_size=2,
+        backend="nccl",
+        token_bytes=14336,
+        tokens=(1, 2),
+        calls=20,
+        warmup=1,
+        repeats=11,
+        deadline_s=30.0,
+        grace_s=0.3,
+        worker=worker,
+    )
+
+
+def run(plan: RankPlan, folder: Path, conduct: str) -> RankReport:
+    return run_ranks(plan, {**os.environ, "STANDIN": conduct}, folder)
+
+
+def pids(folder: Path) -> list[int]:
+    records = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [record[key] for record in records for key in ("pid", "child") if key in record]
+
+
+def all_gone(folder: Path) -> bool:
+    """SIGKILL takes a moment to reach a rank's children."""
+    ends_s = time.monotonic() + 20
+    while any(map(alive, pids(folder))) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    return not any(map(alive, pids(folder)))
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_hang_is_a_result_and_leaves_no_process(plan: RankPlan, tmp_path: Path) -> None:
+    report = run(replace(plan, deadline_s=4.0), tmp_path / "hang", "hang")
+    assert report.outcome == "hang"
+    assert report.reason == "no end after 4 s: rank 0 in nccl_init, rank 1 in nccl_init"
+    assert report.rows == ()
+    assert len(pids(tmp_path / "hang")) == 4  # two ranks and a child of each
+    assert all_gone(tmp_path / "hang")
+
+
+def test_a_crashed_rank_takes_the_others_with_it_and_is_named(plan: RankPlan, tmp_path: Path) -> None:
+    report = run(plan, tmp_path / "crash", "crash")
+    assert report.outcome == "crash"
+    assert report.reason == "rank 1 ended with 1 in nccl_init: RuntimeError: rank 1 has had enough"
+    assert all_gone(tmp_path / "crash")
+
+
+@pytest.mark.parametrize(
+    ("conduct", "outcome", "reason"),
+    [
+        ("good", "ok", None),
+        ("no_algorithm", "nccl_no_algorithm", "invalid usage"),
+        ("wrong", "wrong_output", "sum is wrong at graph 28672 B"),
+        ("half_line", "crash", "ended with 9"),
+        ("does_not_close", "ok", "did not close"),
+    ],
+)
+def test_outcomes(plan: RankPlan, tmp_path: Path, conduct: str, outcome: str, reason: str | None) -> None:
+    report = run(plan, tmp_path / conduct, conduct)
+    assert report.outcome == outcome
+    assert (reason is None) == (report.reason is None)
+    assert (reason or "") in (report.reason or "")
+
+
+def test_an_earlier_run_in_the_same_folder_is_not_read_again(plan: RankPlan, tmp_path: Path) -> None:
+    assert run(plan, tmp_path / "same", "good").outcome == "ok"
+    assert run(replace(plan, deadline_s=1.0), tmp_path / "same", "hang").outcome == "hang"
+
+
+def test_a_missing_interpreter_starts_nothing(plan: RankPlan, tmp_path: Path) -> None:
+    with pytest.raises(InterpreterError, match="wanted the server's interpreter"):
+        server_versions(["/nowhere/python"])
+
+
+def test_table_keeps_every_set_and_gives_ranks_a_clean_environment(
+    plan: RankPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    sets: dict[str, Mapping[str, str]] = {
+        "default": {},
+        "LL": {"NCCL_PROTO": "LL"},
+        "broken": {"STANDIN": "no_algorithm"},
+        "wrong": {"STANDIN": "wrong"},
+        "multicast": {"NCCL_NVLS_ENABLE": "1"},
+    }
+    table = measure(sets, plan, tmp_path, evidence=True)
+    table.write(tmp_path)
+    stored = pq.read_table(tmp_path / "allreduce.parquet")
+    assert stored.schema.names == ALLREDUCE.names
+    assert stored.schema.metadata == ALLREDUCE.metadata
+    rows = stored.cast(ALLREDUCE).to_pylist()
+    outcomes = [(row["set"], row["tokens"], row["outcome"]) for row in rows]
+    assert outcomes == [
+        ("default", 1, "ok"),
+        ("default", 2, "ok"),
+        ("LL", 1, "ok"),
+        ("LL", 2, "ok"),
+        ("broken", None, "nccl_no_algorithm"),
+        ("wrong", 1, "ok"),
+        ("wrong", 2, "wrong_output"),
+        ("multicast", None, "refused"),
+        (DEFAULT_AGAIN, 1, "ok"),
+        (DEFAULT_AGAIN, 2, "ok"),
+    ]
+    assert (rows[0]["us_p10"], rows[0]["us_median"], rows[0]["us_p90"]) == (10.1, 10.5, 10.9)
+    assert rows[4]["us_median"] is None
+    assert json.loads((tmp_path / "allreduce.json").read_text())["removed_env"] == ["NCCL_ALGO"]
+    seen = json.loads((tmp_path / "logs/LL/rank0.jsonl").read_text().splitlines()[1])["machine"]["env"]
+    assert seen["NCCL_PROTO"] == "LL"
+    assert seen["NCCL_NVLS_ENABLE"] == "0"
+    assert "NCCL_ALGO" not in seen
+    assert "NCCL_DEBUG_FILE" not in seen
+
+
+def test_evidence_logs_are_kept_per_rank_and_small(plan: RankPlan, tmp_path: Path) -> None:
+    measure({"default": {}}, plan, tmp_path, evidence=True)
+    kept = sorted((tmp_path / "nccl/default").iterdir())
+    assert [path.name for path in kept] == ["rank0.log", "rank1.log"]
+    text = kept[0].read_text()
+    assert text.startswith("first line")
+    assert text.endswith("last line")
+    assert len(text) < 70_000
+
+
+def test_sets_are_the_default_the_specs_and_the_asked_ones_without_repeats() -> None:
+    spec = SweepSpec(
+        sweep="s",
+        engine=EngineSpec(kind="simulated"),
+        search=SearchSpec(),
+        nccl_sets={"ours": {"NCCL_PROTO": "LL"}, "p2p-off": {"NCCL_P2P_DISABLE": "1"}},
+    )
+    assert list(sets_of(spec)) == ["default", "ours", "p2p-off"]
+    assert list(sets_of(spec, ["LL", "Simple", "P2P-off"])) == ["default", "ours", "p2p-off", "Simple"]
+    assert sets_of(None, list(BUILTIN_SETS)) == BUILTIN_SETS
+
+
+def test_without_gpus_the_table_is_skipped_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho '{\"gpus\": []}'\n", encoding="utf-8")
+    interpreter.chmod(0o755)
+    assert main(["--out", str(tmp_path / "out"), "--python", str(interpreter)]) == 0
+    assert "all-reduce table skipped: it needs 2 GPUs or more" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def row(name: str, median: float, *, spread: float = 0.01, mode: str = "graph", tokens: int = 3) -> dict[str, Any]:
+    return {
+        "set": name,
+        "outcome": "ok",
+        "reason": None,
+        "mode": mode,
+        "tokens": tokens,
+        "us_median": median,
+        "us_p10": median * (1 - spread),
+        "us_p90": median * (1 + spread),
+    }
+
+
+@given(base=st.floats(5, 500), factor=st.floats(0.2, 5), spread=st.floats(0, 0.3))
+def test_a_set_could_matter_only_where_the_spreads_are_apart(base: float, factor: float, spread: float) -> None:
+    (verdict,) = judge_sets([row("default", base, spread=spread), row("x", base * factor, spread=spread)])
+    apart = max(factor, 1 / factor) > (1 + spread) / (1 - spread) * 1.0001 and abs(factor - 1) > 0.0301
+    meet = max(factor, 1 / factor) < (1 + spread) / (1 - spread) * 0.9999 or abs(factor - 1) < 0.0299
+    if apart:
+        assert verdict.verdict == ("faster" if factor < 1 else "slower")
+        assert verdict.gain_us[3] == pytest.approx(base - base * factor)
+    if meet:
+        assert verdict.verdict == "same"
+        assert not verdict.could_matter
+
+
+def test_what_differs_between_two_launches_of_the_default_is_noise() -> None:
+    rows = [row("default", 20.0), row("x", 24.0)]
+    assert judge_sets(rows)[0].verdict == "slower"
+    assert judge_sets([*rows, row(DEFAULT_AGAIN, 25.0)])[0].verdict == "same"
+
+
+def test_graph_replay_is_judged_where_it_was_measured() -> None:
+    eager = [row("default", 20.0, mode="eager"), row("x", 40.0, mode="eager")]
+    assert judge_sets(eager)[0].verdict == "slower"
+    assert judge_sets([*eager, row("default", 20.0), row("x", 20.0)])[0].verdict == "same"
+
+
+def test_a_set_that_failed_at_any_size_is_never_called_faster() -> None:
+    bad = {**row("x", 1.0, tokens=4), "outcome": "wrong_output", "reason": "sum is wrong"}
+    (verdict,) = judge_sets([row("default", 20.0), row("x", 1.0), bad])
+    assert verdict.verdict == "failed"
+    assert not verdict.could_matter
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the real worker needs torch")
+def test_real_worker_over_gloo(tmp_path: Path) -> None:
+    ranks = ["--backend", "gloo", "--world-size", "2", "--deadline-s", "120"]
+    sizes = ["--tokens", "1", "3", "--calls", "2", "--repeats", "5", "--warmup", "1"]
+    assert main(["--out", str(tmp_path), "--builtin", "LL", *ranks, *sizes]) == 0
+    rows = pq.read_table(tmp_path / "allreduce.parquet").to_pylist()
+    assert [(row["set"], row["tokens"]) for row in rows] == [
+        (name, tokens) for name in ("default", "LL", DEFAULT_AGAIN) for tokens in (1, 3)
+    ]
+    assert {(row["outcome"], row["mode"], row["timer_kind"]) for row in rows} == {("ok", "eager", "host")}
+    assert all(0 < row["us_p10"] <= row["us_median"] <= row["us_p90"] for row in rows)
