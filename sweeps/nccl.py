@@ -26,7 +26,7 @@ SGLANG_DEFAULTS: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_GRAPH_REGISTER": "0",
 }
-"""What SGLang sets by itself where nothing is set: `unset` in a sweep is this, not NCCL's default."""
+"""What SGLang sets where nothing is set (NCCL_GRAPH_REGISTER from 0.5.20): `unset` in a sweep is this."""
 
 _ALL = frozenset(PROTOCOLS)
 _SIMPLE = frozenset({"Simple"})

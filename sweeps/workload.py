@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +63,29 @@ def _synthetic(spec: WorkloadSpec) -> list[Prompt]:
 def _from_file(spec: WorkloadSpec, path: Path) -> list[Prompt]:
     if not path.is_file():
         raise SpecError(f"workload.prompts: wanted `synthetic` or a JSON Lines file, but {path} does not exist")
-    prompts = []
-    for number, line in enumerate(filter(None, path.read_text(encoding="utf-8").splitlines())):
-        row = json.loads(line)
-        prompt_id = str(row.get("id", f"{path.stem}-{number}"))
-        ids = row.get("token_ids")
-        prompts.append(Prompt(prompt_id=prompt_id, text=row.get("prompt"), token_ids=tuple(ids) if ids else None))
+    lines = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+    prompts = [_prompt(line, source=f"{path}:{number}") for number, line in lines if line.strip()]
     if not prompts:
         raise SpecError(f"workload.prompts: {path} holds no prompt")
+    names = Counter(prompt.prompt_id for prompt in prompts)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise SpecError(f"workload.prompts: {path}: the id {twice[0]!r} is there {names[twice[0]]} times, wanted once")
     return prompts
+
+
+def _prompt(line: str, *, source: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"workload.prompts: {source}: not JSON: {error.msg}") from error
+    if not isinstance(row, dict) or ("prompt" in row) == ("token_ids" in row):
+        raise SpecError(f"workload.prompts: {source}: wanted one of the keys prompt and token_ids, got {line[:60]}")
+    prompt_id = str(row.get("id", f"line-{source.rpartition(':')[2]}"))
+    if "prompt" in row:
+        if not isinstance(row["prompt"], str) or not row["prompt"]:
+            raise SpecError(f"workload.prompts: {source}: prompt: wanted text, got {row['prompt']!r}")
+        return Prompt(prompt_id=prompt_id, text=row["prompt"])
+    ids = row["token_ids"]
+    if not (isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids)):
+        raise SpecError(f"workload.prompts: {source}: token_ids: wanted a list of token numbers, got {ids!r:.60}")
+    return Prompt(prompt_id=prompt_id, token_ids=tuple(ids))
