@@ -57,7 +57,7 @@ class Cells:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def totals(self, key: str) -> float | None:
+    def total(self, key: str) -> float | None:
         """The metric of a configuration: sum over sum, all its cells and blocks. None where it has none."""
         rows = [index for index, name in enumerate(self.keys) if name == key]
         bottom = np.nansum(self.denominators[rows])

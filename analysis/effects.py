@@ -56,6 +56,47 @@ class Effect:
     p_equivalence: float | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """What one configuration reached."""
+
+    value: float
+    """Sum over sum, all its launches and blocks."""
+    corrected: float
+    """As if it had run at the mean time of all cells: what configurations are ranked by."""
+    interval: tuple[float, float] | None
+    """About `value`, at CONFIDENCE; None with fewer than two blocks."""
+    covers: Literal["launches and blocks", "blocks of one launch only"]
+    num_launches: int
+    num_blocks: int
+
+
+def level(cells: Cells, key: str, learnt: Spread) -> Level | None:
+    """One configuration on its own. None where it has no cell."""
+    value = cells.total(key)
+    if value is None:
+        return None
+    rows: Array = np.array([float(name == key) / cells.keys.count(key) for name in cells.keys])
+    launch_share = _launch_share(rows, cells.launches)
+    block_variance, num_blocks = _block_variance(cells, rows, launch_share)
+    columns = covariates(cells)
+    away = np.array([(rows - 1 / len(cells)) @ columns[name] for name in learnt.covariates])
+    interval = None
+    if num_blocks >= 2:
+        launch_part = learnt.launch_variance * launch_share
+        error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
+        low, high = _interval(0.0, error, df, (1, 1))
+        interval = (value * (1 + low), value * (1 + high))
+    return Level(
+        value=value,
+        corrected=float(value * np.exp(-away @ learnt.slopes)),
+        interval=interval,
+        covers="launches and blocks" if learnt.df else "blocks of one launch only",
+        num_launches=_num_launches(cells, rows > 0),
+        num_blocks=num_blocks,
+    )
+
+
 def compare(
     cells: Cells,
     weights: Mapping[str, float],

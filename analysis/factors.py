@@ -1,0 +1,243 @@
+"""What each searched dimension does to each metric: matched pairs of configurations that differ in that dimension only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from analysis.cells import Cells, cells
+from analysis.effects import Effect, compare, judge, not_exercised
+from analysis.load import Results
+from analysis.spread import MIN_DF, Spread, spread
+
+FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
+_NCCL_SERVED = ("nccl", "nccl_symmetric")
+_UNSET = "unset"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One configuration that has valid blocks, dimension by dimension."""
+
+    configuration_id: str
+    label: str
+    speculates: bool
+    settings: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """One metric, with what is known about its drift and spread."""
+
+    cells: Cells
+    spread: Spread
+    launches_matter: bool
+    basis: str
+    """Where drift and spread among launches come from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """One value of one dimension against the reference value, on one metric."""
+
+    dimension: str
+    value: str
+    reference: str
+    metric: str
+    effect: Effect | None
+    reason: str | None
+    """Why there is no effect, or what weakens it."""
+    num_pairs: int
+    basis: str
+
+
+def observe(results: Results, metric: str, *, split: frozenset[str] = frozenset()) -> Observed:
+    """The cells of a metric and the spread that its comparisons must cover.
+
+    A phase without repeats of its own (the control has no verify) takes drift and spread from the whole cycle. Accept
+    length depends on prompts: it neither drifts nor varies by launch, unless its own repeats say so.
+    """
+    own = cells(results, metric, split=split)
+    if metric == "accept_length":
+        return Observed(
+            cells=own, spread=spread(own, drifts=False), launches_matter=False, basis="blocks; no drift assumed"
+        )
+    learnt, basis = spread(own), "its own repeated launches"
+    if learnt.df < MIN_DF and metric not in ("tok_s", "cycle_ms"):
+        whole = spread(cells(results, "cycle_ms", split=split))
+        if whole.df > learnt.df:
+            learnt, basis = whole, "repeated launches, whole cycle"
+    return Observed(cells=own, spread=learnt, launches_matter=True, basis=basis)
+
+
+def points(results: Results) -> tuple[Point, ...]:
+    """Every configuration with valid blocks, in the order of its first trial."""
+    first = results.trials.unique("configuration_id", keep="first", maintain_order=True)
+    return tuple(_point(row) for row in first.iter_rows(named=True))
+
+
+def factors(results: Results, observed: Mapping[str, Observed]) -> tuple[Factor, ...]:
+    """Every dimension that varies, each further value against the reference, on each of FACTOR_METRICS.
+
+    Verdicts are corrected by Holm over all comparisons of the same metric.
+    """
+    everything = points(results)
+    found = [
+        factor
+        for dimension, reference, values in _varying(everything, _control_settings(results))
+        for value in values
+        for factor in _factors_of(results, observed, everything, dimension, reference, value)
+    ]
+    return tuple(_judged(found))
+
+
+def _factors_of(
+    results: Results,
+    observed: Mapping[str, Observed],
+    everything: Sequence[Point],
+    dimension: str,
+    reference: str,
+    value: str,
+) -> Iterator[Factor]:
+    pairs = _pairs(everything, dimension, reference, value)
+    idle = _not_exercised(results, dimension, value)
+    note = "draft tokens change with it" if dimension == "eagle_topk" and pairs else None
+    for metric in FACTOR_METRICS:
+        seen = observed[metric]
+        usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
+        effect = None
+        if usable:
+            effect = compare(seen.cells, _weights(usable), seen.spread, launches_matter=seen.launches_matter)
+        if effect is not None and idle is not None:
+            effect = not_exercised(effect, idle)
+        reason = note
+        if effect is None:
+            few = (
+                "fewer than two common blocks" if usable else f"no pair of configurations differs in {dimension} alone"
+            )
+            reason = few
+        yield Factor(
+            dimension=dimension,
+            value=value,
+            reference=reference,
+            metric=metric,
+            effect=effect,
+            reason=reason,
+            num_pairs=len(usable),
+            basis=seen.basis,
+        )
+
+
+def _judged(found: Sequence[Factor]) -> Iterator[Factor]:
+    families: dict[str, list[Effect]] = defaultdict(list)
+    for factor in found:
+        if factor.effect is not None:
+            families[factor.metric].append(factor.effect)
+    verdicts = {metric: iter(judge(family)) for metric, family in families.items()}
+    for factor in found:
+        yield factor if factor.effect is None else replace(factor, effect=next(verdicts[factor.metric]))
+
+
+def _point(row: Mapping[str, Any]) -> Point:
+    return Point(
+        configuration_id=row["configuration_id"],
+        label=row["label"],
+        speculates=bool(row["num_steps"]),
+        settings={
+            **{
+                name: None if row[name] is None else str(row[name])
+                for name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+            },
+            "nccl": row["nccl_set"],
+            **{f"args.{name}": value for name, value in _pairs_of(row["args"])},
+            **{f"env.{name}": value for name, value in _pairs_of(row["env"])},
+        },
+    )
+
+
+def _pairs_of(settings: Any) -> list[tuple[str, str]]:
+    """Arrow maps come out of polars as lists of {key, value}."""
+    return [(entry["key"], entry["value"]) for entry in settings or ()]
+
+
+def _control_settings(results: Results) -> Mapping[str, str | None]:
+    controls = results.trials.filter(pl.col("role") == "control")
+    return _point(controls.row(0, named=True)).settings if controls.height else {}
+
+
+def _varying(
+    everything: Sequence[Point], control: Mapping[str, str | None]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(dimension, reference value, further values): the control's value, or the smallest that speculates."""
+    names = list(dict.fromkeys(name for point in everything for name in point.settings))
+    for name in names:
+        values = list(dict.fromkeys(_value(point, name) for point in everything if _applies(point, name)))
+        if name in ("num_steps", "eagle_topk", "num_draft_tokens"):
+            values.sort(key=int)
+        if name == "num_draft_tokens" and all(point.settings.get("eagle_topk") in (None, "1") for point in everything):
+            continue
+        wanted = control.get(name) or _UNSET
+        reference = wanted if wanted in values else next(iter(values), None)
+        if reference is not None and len(values) > 1:
+            yield name, reference, tuple(value for value in values if value != reference)
+
+
+def _applies(point: Point, dimension: str) -> bool:
+    """Whether a point has a value of its own; without speculation there is no drafter and no tree."""
+    return point.speculates or dimension not in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+
+
+def _value(point: Point, dimension: str) -> str:
+    return point.settings.get(dimension) or _UNSET
+
+
+def _pairs(everything: Sequence[Point], dimension: str, reference: str, value: str) -> list[tuple[Point, Point]]:
+    usable = [point for point in everything if _applies(point, dimension)]
+    references: dict[tuple[object, ...], list[Point]] = defaultdict(list)
+    for point in usable:
+        if _value(point, dimension) == reference:
+            references[_rest(point, dimension)].append(point)
+    return [
+        (point, partner)
+        for point in usable
+        if _value(point, dimension) == value
+        for partner in references[_rest(point, dimension)]
+    ]
+
+
+def _rest(point: Point, dimension: str) -> tuple[object, ...]:
+    """All other settings: equal for configurations that differ in `dimension` only."""
+    derived = {dimension}
+    if dimension == "eagle_topk" or point.settings.get("eagle_topk") == "1":
+        derived.add("num_draft_tokens")
+    return tuple(sorted((name, value or _UNSET) for name, value in point.settings.items() if name not in derived))
+
+
+def _weights(pairs: Sequence[tuple[Point, Point]]) -> dict[str, float]:
+    weights: dict[str, float] = defaultdict(float)
+    for point, partner in pairs:
+        weights[point.configuration_id] += 1 / len(pairs)
+        weights[partner.configuration_id] -= 1 / len(pairs)
+    return dict(weights)
+
+
+def _not_exercised(results: Results, dimension: str, value: str) -> str | None:
+    """Why a communication setting cannot have acted on decoding; None where it may have."""
+    if dimension != "nccl" and not dimension.startswith("env.NCCL_"):
+        return None
+    rows = [row for row in results.trials.iter_rows(named=True) if _value(_point(row), dimension) == value]
+    backends = {row["all_reduce"] for row in rows} - {None, *_NCCL_SERVED}
+    if backends and all(row["all_reduce"] in backends for row in rows):
+        return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
+    asked = results.evidence.filter(
+        pl.col("trial_id").is_in([row["trial_id"] for row in rows])
+        & pl.col("setting").str.starts_with("env.NCCL_")
+        & pl.col("requested").is_not_null()
+    )
+    if asked.height and (asked["grade"] == "not_exercised").all():
+        return asked["detail"].drop_nulls().first() or "the evidence of every rank says that decoding did not use it"  # type: ignore[return-value]
+    return None
