@@ -126,8 +126,8 @@ class BlockRecord:
     requests: tuple[Request, ...]
     cycles: pa.Table
     """`tables.CYCLE_COLUMNS`, one row per rank and cycle; may be empty."""
-    telemetry: Mapping[str, float] = field(default_factory=dict)
-    """`sm_clock_mhz`, `power_w`, `temperature_c`, ... over exactly the trial's GPUs."""
+    telemetry: Mapping[str, float | str] = field(default_factory=dict)
+    """`sm_clock_mhz`, `power_w`, `temperature_c`, `throttle_reasons`, ... over exactly the trial's GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
