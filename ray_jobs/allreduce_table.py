@@ -26,19 +26,15 @@ import pyarrow.parquet as pq
 
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
+from sweeps.nccl import SGLANG_DEFAULTS
 from sweeps.spec import SweepSpec, read_spec
 
 SCHEMA_VERSION = 1
 TOKEN_BYTES = 14336
 """Hidden size 7168 in bf16: one token of Kimi-K2.5 and DeepSeek-V3."""
 TOKENS = (1, 2, 3, 4, 6, 8, 16)
-SERVER_DEFAULTS: Mapping[str, str] = {
-    "NCCL_CUMEM_ENABLE": "0",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_GRAPH_REGISTER": "0",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "8",
-}
-"""What SGLang 0.5.23 sets itself before its ranks start (`entrypoints/engine.py`, `arg_groups/parallel_hook.py`)."""
+SERVER_DEFAULTS: Mapping[str, str] = {**SGLANG_DEFAULTS, "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+"""What the server sets by itself before its ranks start (`entrypoints/engine.py` of SGLang 0.5.23)."""
 BUILTIN_SETS: Mapping[str, Mapping[str, str]] = {
     "default": {},
     "LL": {"NCCL_PROTO": "LL"},
@@ -115,14 +111,16 @@ def sets_of(spec: SweepSpec | None, builtin: Sequence[str] = ()) -> dict[str, Ma
     return distinct
 
 
-def server_versions(python: Sequence[str], *, timeout_s: float = 120.0) -> dict[str, Any]:
-    """What the server's interpreter sees: `gpus`, `driver`, `cuda`, `nccl`, `torch`, `sglang`, `python`.
+def server_versions(
+    python: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 120.0
+) -> dict[str, Any]:
+    """What the server's interpreter sees: `gpus`, `driver`, `cuda`, `nccl`, `torch`, `sglang`, `plugins`, `python`.
 
     Raises InterpreterError.
     """
     command = [*python, str(_VERSIONS)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InterpreterError(f"{shlex.join(python)}: wanted the server's interpreter, got: {error}") from error
     if answer.returncode != 0:
@@ -132,38 +130,51 @@ def server_versions(python: Sequence[str], *, timeout_s: float = 120.0) -> dict[
     return seen
 
 
-def measure(sets: Mapping[str, Mapping[str, str]], plan: RankPlan, folder: Path, *, evidence: bool) -> AllReduceTable:
-    """Run every set in turn; a set that fails is a row with its outcome. Logs go to `folder`/logs and `folder`/nccl.
+def measure(
+    sets: Mapping[str, Mapping[str, str]],
+    plan: RankPlan,
+    folder: Path,
+    *,
+    env: Mapping[str, str],
+    fixed: Mapping[str, str] | None = None,
+    evidence: bool,
+) -> AllReduceTable:
+    """Run every set in turn; a set that fails is a row with its outcome.
 
     Where there is something to compare, the default's variables run once more at the end, as set `default (again)`.
+
+    Args:
+        sets: name -> NCCL variables.
+        plan: sizes, repeats, interpreter.
+        folder: gets `logs/SET` and, with `evidence`, NCCL's own logs in `nccl/SET`.
+        env: what the ranks inherit; NCCL variables in it are removed.
+        fixed: variables that every set has.
+        evidence: run each set once more, untimed, with NCCL's log on.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    inherited = {name: value for name, value in env.items() if not name.startswith("NCCL_")}
+    common = {**inherited, "OMP_NUM_THREADS": "1", **SERVER_DEFAULTS, **(fixed or {})}
     rows: list[dict[str, Any]] = []
     machine: dict[str, Any] = {}
     wedged: str | None = None
     again = {DEFAULT_AGAIN: sets[DEFAULT_SET]} if DEFAULT_SET in sets and len(sets) > 1 else {}
     for name, variables in {**sets, **again}.items():
-        report = _refused(variables, wedged) or run_ranks(
-            plan, _environment(inherited, variables, NCCL_DEBUG="WARN"), folder / "logs" / _file_name(name)
+        report = _refused({**common, **variables}, wedged) or run_ranks(
+            plan, {**common, "NCCL_DEBUG": "WARN", **variables}, folder / "logs" / _file_name(name)
         )
         machine.update(report.machine)
         rows += _rows(name, variables, plan, report)
         if report.survivors:
             wedged = f"ranks of set {name} survived SIGKILL (pids {', '.join(map(str, report.survivors))})"
         if evidence and name != DEFAULT_AGAIN and report.outcome not in ("hang", "refused"):
-            _keep_logs(plan, _environment(inherited, variables, **_EVIDENCE), folder, name)
-    removed = tuple(sorted(set(os.environ) - set(inherited)))
+            _keep_logs(plan, {**common, **variables, **_EVIDENCE}, folder, name)
+    removed = tuple(sorted(set(env) - set(inherited)))
     described = {name: machine.get(name) for name in ("gpu_name", "nccl_version", "torch_version")}
     return AllReduceTable(rows=tuple({**row, **described} for row in rows), machine=machine, removed=removed)
 
 
-def _environment(inherited: Mapping[str, str], variables: Mapping[str, str], **debug: str) -> dict[str, str]:
-    return {**inherited, "OMP_NUM_THREADS": "1", **SERVER_DEFAULTS, **debug, **variables}
-
-
-def _refused(variables: Mapping[str, str], wedged: str | None) -> RankReport | None:
+def _refused(environment: Mapping[str, str], wedged: str | None) -> RankReport | None:
     """A set that must not run: NVLink multicast belongs to the whole host; a wedged GPU hangs whatever comes next."""
-    multicast = variables.get("NCCL_NVLS_ENABLE", "0") != "0"
+    multicast = environment["NCCL_NVLS_ENABLE"] != "0"
     reason = "NCCL_NVLS_ENABLE other than 0 is not tried here" if multicast else wedged
     return RankReport(outcome="refused", reason=reason, rows=(), machine={}, wall_s=0.0) if reason else None
 
@@ -235,7 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         deadline_s=arguments.deadline_s,
     )
     evidence = not arguments.no_evidence and arguments.backend == "nccl"
-    table = measure(sets_of(spec, builtin), plan, arguments.out, evidence=evidence)
+    fixed = spec.engine.env if spec else None
+    table = measure(sets_of(spec, builtin), plan, arguments.out, env=os.environ, fixed=fixed, evidence=evidence)
     table.write(arguments.out)
     render(table.rows, console)
     return 0

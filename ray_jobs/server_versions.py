@@ -19,6 +19,7 @@ def main() -> None:
         "python": platform.python_version(),
         "sglang": _version("sglang"),
         "torch": _version("torch"),
+        "plugins": [found.name for found in importlib.metadata.entry_points(group="sglang.srt.plugins")],
     }
     seen.update(_torch() if seen["torch"] else {"gpus": [], "nccl": None, "cuda": None})
     seen["driver"] = _driver()

@@ -165,7 +165,7 @@ def test_table_keeps_every_set_and_gives_ranks_a_clean_environment(
         "wrong": {"STANDIN": "wrong"},
         "multicast": {"NCCL_NVLS_ENABLE": "1"},
     }
-    table = measure(sets, plan, tmp_path, evidence=True)
+    table = measure(sets, plan, tmp_path, env=os.environ, fixed={"NCCL_IB_DISABLE": "1"}, evidence=True)
     table.write(tmp_path)
     stored = pq.read_table(tmp_path / "allreduce.parquet")
     assert stored.schema.names == ALLREDUCE.names
@@ -190,12 +190,13 @@ def test_table_keeps_every_set_and_gives_ranks_a_clean_environment(
     seen = json.loads((tmp_path / "logs/LL/rank0.jsonl").read_text().splitlines()[1])["machine"]["env"]
     assert seen["NCCL_PROTO"] == "LL"
     assert seen["NCCL_NVLS_ENABLE"] == "0"
+    assert seen["NCCL_IB_DISABLE"] == "1"
     assert "NCCL_ALGO" not in seen
     assert "NCCL_DEBUG_FILE" not in seen
 
 
 def test_evidence_logs_are_kept_per_rank_and_small(plan: RankPlan, tmp_path: Path) -> None:
-    measure({"default": {}}, plan, tmp_path, evidence=True)
+    measure({"default": {}}, plan, tmp_path, env=os.environ, evidence=True)
     kept = sorted((tmp_path / "nccl/default").iterdir())
     assert [path.name for path in kept] == ["rank0.log", "rank1.log"]
     text = kept[0].read_text()
