@@ -257,32 +257,36 @@ def fingerprint(text: str) -> str:
 
 
 def _anchored(spec: SweepSpec, folder: Path) -> SweepSpec:
-    """The spec with its relative paths made absolute. A model is a path where it starts with `.` or exists there."""
+    """The spec with its relative paths made absolute: what starts with `./`, `../` or `~`, or exists in `folder`.
 
-    def anchored(path: str) -> str:
+    Anything else stays as written: a name of a model hub, or a path that the engine looks up in the project's folder.
+    """
+
+    def anchored(path: str | None) -> str | None:
+        if path is None or not (path.startswith(("./", "../", "~")) or (folder / path).exists()):
+            return path
         return str(folder / Path(path).expanduser())
-
-    def model(name: str) -> str:
-        return anchored(name) if name.startswith((".", "~")) or (folder / name).exists() else name
 
     def variables(given: Mapping[str, str]) -> Mapping[str, str]:
         files = {name for name in given if name in CATALOGUE and CATALOGUE[name].values == "path"}
-        return {name: anchored(value) if name in files else value for name, value in given.items()}
+        return {name: anchored(value) or value if name in files else value for name, value in given.items()}
 
-    engine, prompts = spec.engine, spec.workload.prompts
+    workload = spec.workload
+    if workload.prompts != "synthetic":
+        workload = replace(workload, prompts=str(folder / Path(workload.prompts).expanduser()))
+    engine = spec.engine
+    engine = replace(
+        engine,
+        machine=anchored(engine.machine),
+        recording=anchored(engine.recording),
+        python=anchored(engine.python),
+        model_path=anchored(engine.model_path),
+        env=variables(engine.env),
+    )
     return replace(
         spec,
-        engine=replace(
-            engine,
-            machine=anchored(engine.machine) if engine.machine and engine.machine.endswith(".yaml") else engine.machine,
-            recording=anchored(engine.recording) if engine.recording else None,
-            python=anchored(engine.python) if engine.python and "/" in engine.python else engine.python,
-            model_path=model(engine.model_path) if engine.model_path else None,
-            env=variables(engine.env),
-        ),
+        engine=engine,
         nccl_sets={name: variables(given) for name, given in spec.nccl_sets.items()},
-        drafters={name: model(path) for name, path in spec.drafters.items()}
-        if engine.kind == "sglang"
-        else spec.drafters,
-        workload=replace(spec.workload, prompts=prompts if prompts == "synthetic" else anchored(prompts)),
+        drafters={name: anchored(path) or path for name, path in spec.drafters.items()},
+        workload=workload,
     )

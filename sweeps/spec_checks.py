@@ -141,7 +141,7 @@ def _nccl_sets(spec: SweepSpec) -> Iterator[Problem]:
         for variable, message in set_problems(variables, allow_unknown=spec.allow_unknown_nccl):
             owner = "" if variable.startswith("NCCL_") else "; other variables go to engine.env or search.env"
             yield Problem(("nccl_sets", name, variable), message + owner)
-        yield from _missing_files(("nccl_sets", name), variables)
+        yield from _missing_files(spec, ("nccl_sets", name), variables)
 
 
 def _environment(spec: SweepSpec) -> Iterator[Problem]:
@@ -155,7 +155,7 @@ def _environment(spec: SweepSpec) -> Iterator[Problem]:
         elif name.startswith("NCCL_"):
             found = (variable_problem(name, value, allow_unknown=spec.allow_unknown_nccl) for value in values)
             yield from (Problem(key, message) for message in found if message)
-    yield from _missing_files(("engine", "env"), spec.engine.env)
+    yield from _missing_files(spec, ("engine", "env"), spec.engine.env)
     yield from _set_in_two_places(spec)
 
 
@@ -169,10 +169,10 @@ def _set_in_two_places(spec: SweepSpec) -> Iterator[Problem]:
                 yield Problem(("nccl_sets", set_name, name), f"set in {section}.env too: write it in one place")
 
 
-def _missing_files(key: Key, variables: Mapping[str, str]) -> Iterator[Problem]:
+def _missing_files(spec: SweepSpec, key: Key, variables: Mapping[str, str]) -> Iterator[Problem]:
     """NCCL passes over a topology or graph file that it cannot open."""
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
-        path = variables.get(name)
+        path = variables.get(name) if spec.engine.kind == "sglang" else None
         if path and Path(path).is_absolute() and not Path(path).is_file():
             yield Problem((*key, name), f"wanted a file, but {path} does not exist")
 
