@@ -1,0 +1,344 @@
+"""A server that speaks SGLang's endpoints and the cycle probe's protocol, and misbehaves on demand.
+
+It is started through the real engine: `engine.launcher` names this file, so that it stands in for the interpreter that
+would run the server and gets the server's whole command behind it. Standard library only; nothing here is measured.
+
+Faults are named in the variable STUB_FAULT, several with commas, arguments after a colon:
+    crash_at_load, gpu_oom, host_oom, no_algorithm, bad_argument   the ways to die before the port opens
+    hang_at_init, slow_ready:SECONDS                    stands still; or only looks so
+    dead_verify                                         /health says 200, a generation never ends
+    crash_in_block:N                                    dies inside the N-th generation after the first
+    unauthorised                                        answers 401
+    ignore_sigterm, daemon                              clings to life; leaves a daemon that holds a port
+    override:NAME=VALUE, inject:NAME=VALUE              what the ranks see is not what was asked for
+    draft_tokens, draft_inert, wrong_output             runs, but not as asked
+    no_handshake, half_cycles                           the probe is absent; its answer is torn
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+VERSION = "0.5.21"
+CYCLE_COLUMNS = (
+    "started_ms", "draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms", "batch_size",
+    "num_steps", "tokens",
+)  # fmt: skip
+FAULTS = (
+    "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "slow_ready", "dead_verify",
+    "crash_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject", "draft_tokens", "draft_inert",
+    "wrong_output", "no_handshake", "half_cycles",
+)  # fmt: skip
+
+
+def say(text: str, rank: str = " TP0") -> None:
+    sys.stdout.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}{rank}] {text}\n")
+    sys.stdout.flush()
+
+
+def die(exception: str) -> None:
+    say(f"Scheduler hit an exception: Traceback (most recent call last):\n  File 'stub', line 1\n{exception}\n")
+    os._exit(1)
+
+
+class Faults:
+    def __init__(self, text: str) -> None:
+        entries = [entry.partition(":") for entry in text.split(",") if entry and entry != "none"]
+        self._arguments = {name: argument for name, _, argument in entries}
+        unknown = set(self._arguments) - set(FAULTS)
+        if unknown:
+            sys.exit(f"STUB_FAULT: unknown {sorted(unknown)}; there are {', '.join(FAULTS)}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arguments
+
+    def argument(self, name: str, default: str = "") -> str:
+        return self._arguments.get(name) or default
+
+
+class Server:
+    """What the launcher process and its ranks know."""
+
+    def __init__(self, arguments: argparse.Namespace, faults: Faults) -> None:
+        self.arguments, self.faults = arguments, faults
+        self.num_steps: int = arguments.speculative_num_steps or 0
+        self.candidates: list[int] = []
+        if arguments.speculative_adaptive_config:
+            config = json.loads(Path(arguments.speculative_adaptive_config).read_text(encoding="utf-8"))
+            self.candidates = config["1"]["candidate_steps"]
+            self.num_steps = int(os.environ.get("SPECSWEEP_PROBE_NUM_STEPS", self.num_steps))
+        self.cycles: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(arguments.tp_size)}
+        self.recording = True
+        self.generations = 0
+        self.cycle_s = float(os.environ.get("STUB_CYCLE_MS", "1.0")) / 1000
+        self.lock = threading.Lock()
+
+    def info(self) -> dict[str, Any]:
+        fields = dict(vars(self.arguments))
+        if "draft_tokens" in self.faults and fields["speculative_num_draft_tokens"]:
+            fields["speculative_num_draft_tokens"] += 1
+        fields.update(version=VERSION, attention_backend="stub", disable_custom_all_reduce=True, internal_states=[{}])
+        return fields
+
+    def tokens(self, prompt: str, count: int) -> list[int]:
+        """Greedy: a function of the prompt alone."""
+        salt = "x" if "wrong_output" in self.faults else ""
+        draw = random.Random(prompt + salt)
+        return [draw.randrange(100, 30000) for _ in range(count)]
+
+    def run_cycle(self, left: int) -> int:
+        """One cycle of at most `left` tokens; returns how many came."""
+        steps = self.num_steps
+        scale = 1 + 0.2 * steps
+        with self.lock:
+            self.generations += 1
+            accepted = 0 if "draft_inert" in self.faults else (self.generations * 7) % (steps + 1)
+        came = min(left, 1 + accepted)
+        started_ms = time.monotonic() * 1000
+        time.sleep(self.cycle_s * scale)
+        cycle_ms = time.monotonic() * 1000 - started_ms
+        phases = {"draft_ms": 0.15, "verify_ms": 0.7, "verify_forward_ms": 0.6, "extend_ms": 0.1}
+        row: dict[str, Any] = {name: share * cycle_ms if steps else None for name, share in phases.items()}
+        row["gap_ms"] = 0.05 * cycle_ms
+        if not steps:
+            row["verify_forward_ms"] = 0.95 * cycle_ms
+        row.update(started_ms=started_ms, cycle_ms=cycle_ms, batch_size=1, num_steps=steps, tokens=came)
+        if self.recording:
+            for cycles in self.cycles.values():
+                cycles.append(row)
+        return came
+
+
+class Handler(BaseHTTPRequestHandler):
+    server_state: Server
+    requests_served = 0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        say(f'INFO:     127.0.0.1:1 - "{format % args}"', rank="")
+
+    def do_GET(self) -> None:
+        if self.path in ("/health", "/health_generate"):
+            self._send({})
+        elif self.path in ("/server_info", "/get_server_info"):
+            self._send(self.server_state.info())
+        else:
+            self._send({"error": "not found"}, status=404)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        if self.path != "/generate":
+            self._send({})
+            return
+        state = self.server_state
+        if "unauthorised" in state.faults:
+            self._send({"error": "Unauthorized"}, status=401)
+            return
+        if "dead_verify" in state.faults:
+            time.sleep(3600)
+        Handler.requests_served += 1
+        self._generate(body, fatal="crash_in_block" in state.faults and self._is_the_one())
+
+    def _is_the_one(self) -> bool:
+        return Handler.requests_served == 1 + int(self.server_state.faults.argument("crash_in_block", "1"))
+
+    def _generate(self, body: dict[str, Any], *, fatal: bool) -> None:
+        state = self.server_state
+        prompt = json.dumps(body.get("input_ids", body.get("text")))
+        wanted = int(body["sampling_params"]["max_new_tokens"])
+        tokens = state.tokens(prompt, wanted)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        done = 1  # prefill gives the first
+        self._chunk(tokens[:done], prompt, finished=wanted == done)
+        while done < wanted:
+            if fatal and done > wanted // 2:
+                die("RuntimeError: CUDA error: an illegal memory access was encountered")
+            done += state.run_cycle(wanted - done)
+            self._chunk(tokens[:done], prompt, finished=done == wanted)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _chunk(self, tokens: list[int], prompt: str, *, finished: bool) -> None:
+        meta = {
+            "prompt_tokens": prompt.count(",") + 1,
+            "completion_tokens": len(tokens),
+            "finish_reason": {"type": "length"} if finished else None,
+        }
+        self.wfile.write(f"data: {json.dumps({'output_ids': tokens, 'text': '', 'meta_info': meta})}\n\n".encode())
+        self.wfile.flush()
+
+    def _send(self, content: Any, status: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def rank_environment(faults: Faults) -> dict[str, str]:
+    """What getenv would say in a rank: the engine's own additions and the faults' in it."""
+    asked = set(os.environ.get("SPECSWEEP_PROBE_ENV", "").split(","))
+    seen = {name: value for name, value in os.environ.items() if name.startswith("NCCL_") or name in asked}
+    seen.setdefault("NCCL_CUMEM_ENABLE", "0")
+    for fault in ("override", "inject"):
+        name, _, value = faults.argument(fault).partition("=")
+        if name and (fault == "inject" or name in seen):
+            seen[name] = value
+    return seen
+
+
+def start_probe(state: Server) -> None:
+    folder = Path(os.environ["SPECSWEEP_PROBE_DIR"])
+    for rank in state.cycles:
+        os.mkfifo(folder / f"commands-{rank}")
+        threading.Thread(target=answer_commands, args=(state, folder, rank), daemon=True).start()
+        if "no_handshake" in state.faults:
+            continue
+        content = {
+            "pid": os.getpid() + rank,
+            "rank": rank,
+            "world_size": len(state.cycles),
+            "sglang": VERSION,
+            "torch": "0",
+            "python": "3",
+            "device": "stub",
+            "timer_kind": "host",
+            "wrapped": [],
+            "missing": [],
+            "warning": None,
+            "step_candidates": state.candidates,
+            "environment": rank_environment(state.faults),
+            "written_s": time.monotonic(),
+        }
+        write(folder / f"handshake-{os.getpid() + rank}.json", json.dumps(content))
+
+
+def answer_commands(state: Server, folder: Path, rank: int) -> None:
+    with os.fdopen(os.open(folder / f"commands-{rank}", os.O_RDWR), encoding="utf-8") as lines:
+        for line in lines:
+            command = json.loads(line)
+            text = json.dumps(answer(state, rank, command))
+            if "half_cycles" in state.faults and command["do"] == "take":
+                text = text[: len(text) // 2]
+            write(folder / f"answer-{rank}-{command['id']}.json", text)
+
+
+def answer(state: Server, rank: int, command: dict[str, Any]) -> dict[str, Any]:
+    do = command["do"]
+    if do == "take":
+        rows, state.cycles[rank] = state.cycles[rank], []
+        columns = {name: [row[name] for row in rows] for name in CYCLE_COLUMNS}
+        return {"timer_kind": "host", "dropped": 0, "cycles": columns}
+    if do == "forget":
+        state.cycles[rank] = []
+    elif do == "record":
+        state.recording = bool(command["on"])
+    elif do == "pin":
+        if command["num_steps"] not in state.candidates:
+            return {"error": f"no runtime state for {command['num_steps']} steps"}
+        state.num_steps = command["num_steps"]
+    else:
+        return {"error": f"unknown command {do!r}"}
+    return {}
+
+
+def write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.rename(path)
+
+
+def leave_daemon() -> None:
+    """A grandchild in its own session that ignores SIGTERM and listens."""
+    held = socket.create_server(("127.0.0.1", 0))
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            say(f"daemon {os.getpid()} {held.getsockname()[1]}")
+            time.sleep(3600)
+        os._exit(0)
+    os.wait()
+    held.close()
+
+
+def parse(command: list[str]) -> argparse.Namespace:
+    """The server's arguments; what the stub does not know is kept as text."""
+    words = command[command.index("sglang.launch_server") + 1 :]
+    known: dict[str, Any] = {
+        "model_path": "stub", "tp_size": 1, "speculative_algorithm": None, "speculative_num_steps": None,
+        "speculative_eagle_topk": None, "speculative_num_draft_tokens": None, "speculative_draft_model_path": None,
+        "speculative_adaptive_config": None,
+    }  # fmt: skip
+    position = 0
+    while position < len(words):
+        name = words[position].removeprefix("--").replace("-", "_")
+        position += 1
+        value: Any = True
+        if position < len(words) and not words[position].startswith("--"):
+            value = words[position]
+            position += 1
+            value = int(value) if value.isdigit() else value
+        known[name] = value
+    return argparse.Namespace(**known)
+
+
+def boot(state: Server) -> None:
+    """From the first line to the port, with the log lines of a real start."""
+    faults, arguments = state.faults, state.arguments
+    if "bad_argument" in faults:
+        sys.stderr.write("launch_server.py: error: unrecognized arguments: --no-such-flag\n")
+        os._exit(2)
+    fields = ", ".join(f"{name}={value!r}" for name, value in vars(arguments).items())
+    say(f"server_args=ServerArgs({fields})", rank="")
+    say("Init torch distributed begin.")
+    if "hang_at_init" in faults:
+        time.sleep(3600)
+    if "no_algorithm" in faults:
+        sys.stdout.write("h:1:1 [0] NCCL WARN No algorithm/protocol available for function AllGather\n")
+        die("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
+    say("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB")
+    say("Load weight begin. avail mem=139.11 GB")
+    if "crash_at_load" in faults:
+        die("RuntimeError: CUDA error: unspecified launch failure")
+    if "host_oom" in faults:
+        os.kill(os.getpid(), signal.SIGKILL)
+    say("Load weight end. elapsed=0.01 s, type=Stub, avail mem=121.18 GB, mem usage=17.92 GB.")
+    say("Capture target verify CUDA graph begin. backend=full, bs=[1]")
+    if "gpu_oom" in faults:
+        die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.50 GiB. GPU 0 has 0.40 GiB free")
+    say("Capture target verify CUDA graph end. elapsed=0.02 s, mem usage=0.43 GB")
+    time.sleep(float(faults.argument("slow_ready", "0")))
+
+
+def main() -> None:
+    faults = Faults(os.environ.get("STUB_FAULT", ""))
+    arguments = parse(sys.argv[1:])
+    state = Server(arguments, faults)
+    if "ignore_sigterm" in faults:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "daemon" in faults:
+        leave_daemon()
+    boot(state)
+    start_probe(state)
+    Handler.server_state = state
+    httpd = ThreadingHTTPServer(("127.0.0.1", int(arguments.port)), Handler)
+    httpd.daemon_threads = True
+    say(f"INFO:     Uvicorn running on http://127.0.0.1:{arguments.port} (Press CTRL+C to quit)", rank="")
+    say("The server is fired up and ready to roll!", rank="")
+    httpd.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
