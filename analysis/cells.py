@@ -63,6 +63,20 @@ class Cells:
         bottom = np.nansum(self.denominators[rows])
         return float(np.nansum(self.numerators[rows]) / bottom) if bottom > 0 else None
 
+    def positive(self) -> Cells:
+        """Those that have a logarithm."""
+        rows = np.flatnonzero(np.nansum(self.numerators, axis=1) > 0)
+        return Cells(
+            metric=self.metric,
+            keys=tuple(self.keys[row] for row in rows),
+            launches=tuple(self.launches[row] for row in rows),
+            nodes=tuple(self.nodes[row] for row in rows),
+            at_s=self.at_s[rows],
+            speculates=self.speculates[rows],
+            numerators=self.numerators[rows],
+            denominators=self.denominators[rows],
+        )
+
     def log_values(self) -> Array:
         """(L,) natural log of each cell's ratio of sums.
 

@@ -1,4 +1,4 @@
-"""What each searched dimension does to each metric: matched pairs of configurations that differ in that dimension only."""
+"""What each searched dimension does to each metric: from pairs of configurations that differ in that dimension only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import polars as pl
 from analysis.cells import Cells, cells
 from analysis.effects import Effect, compare, judge, not_exercised
 from analysis.load import Results
-from analysis.spread import MIN_DF, Spread, spread
+from analysis.spread import Spread, spread
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _NCCL_SERVED = ("nccl", "nccl_symmetric")
 _UNSET = "unset"
+_ENOUGH_DF = 4
+"""Repeats of its own below which a phase borrows the spread of the whole cycle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +60,17 @@ class Factor:
 def observe(results: Results, metric: str, *, split: frozenset[str] = frozenset()) -> Observed:
     """The cells of a metric and the spread that its comparisons must cover.
 
-    A phase without repeats of its own (the control has no verify) takes drift and spread from the whole cycle. Accept
+    A phase with few repeats of its own (the control has no verify) takes drift and spread from the whole cycle. Accept
     length depends on prompts: it neither drifts nor varies by launch, unless its own repeats say so.
     """
-    own = cells(results, metric, split=split)
+    own = cells(results, metric, split=split).positive()
     if metric == "accept_length":
         return Observed(
             cells=own, spread=spread(own, drifts=False), launches_matter=False, basis="blocks; no drift assumed"
         )
     learnt, basis = spread(own), "its own repeated launches"
-    if learnt.df < MIN_DF and metric not in ("tok_s", "cycle_ms"):
-        whole = spread(cells(results, "cycle_ms", split=split))
+    if learnt.df < _ENOUGH_DF and metric not in ("tok_s", "cycle_ms"):
+        whole = spread(cells(results, "cycle_ms", split=split).positive())
         if whole.df > learnt.df:
             learnt, basis = whole, "repeated launches, whole cycle"
     return Observed(cells=own, spread=learnt, launches_matter=True, basis=basis)
@@ -153,15 +155,10 @@ def _point(row: Mapping[str, Any]) -> Point:
                 for name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
             },
             "nccl": row["nccl_set"],
-            **{f"args.{name}": value for name, value in _pairs_of(row["args"])},
-            **{f"env.{name}": value for name, value in _pairs_of(row["env"])},
+            **{f"args.{name}": value for name, value in dict(row["args"] or {}).items()},
+            **{f"env.{name}": value for name, value in dict(row["env"] or {}).items()},
         },
     )
-
-
-def _pairs_of(settings: Any) -> list[tuple[str, str]]:
-    """Arrow maps come out of polars as lists of {key, value}."""
-    return [(entry["key"], entry["value"]) for entry in settings or ()]
 
 
 def _control_settings(results: Results) -> Mapping[str, str | None]:
@@ -239,5 +236,6 @@ def _not_exercised(results: Results, dimension: str, value: str) -> str | None:
         & pl.col("requested").is_not_null()
     )
     if asked.height and (asked["grade"] == "not_exercised").all():
-        return asked["detail"].drop_nulls().first() or "the evidence of every rank says that decoding did not use it"  # type: ignore[return-value]
+        details = asked["detail"].drop_nulls().to_list()
+        return str(details[0]) if details else "the evidence of every rank says that decoding did not use it"
     return None

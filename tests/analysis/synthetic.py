@@ -67,7 +67,7 @@ class World:
     cycle_sd: float = 0.002
     """Of a block's mean cycle time, anew in every trial."""
     prompt_sd: float = 0.10
-    """Of a block's accept length: the prompt's own, the same in every trial of an arm."""
+    """Of a block's accept length: the prompt's own, the same in every trial."""
     drift_per_trial: float = 0.0
     num_blocks: int = 12
     trial_s: float = 400.0
@@ -88,13 +88,13 @@ def write_sweep(
     root.mkdir(parents=True, exist_ok=True)
     facts = {"sweep_id": "s1", "schema_version": SCHEMA_VERSION, "engine": engine, "target_tok_s": 150.0}
     folder.manifest.write_text(json.dumps({**facts, **manifest}), encoding="utf-8")
-    prompts = {run.arm: np.exp(rng.normal(0, world.prompt_sd, world.num_blocks)) for run in runs}
+    prompts = np.exp(rng.normal(0, world.prompt_sd, world.num_blocks))
     launch = 1.0
     for number, run in enumerate(runs):
         if run.relaunched:
             launch = float(np.exp(rng.normal(0, world.launch_sd)))
         slow = launch * float(np.exp(world.drift_per_trial * number))
-        _write_trial(folder, run, number, world, slow=slow, prompts=prompts[run.arm], rng=rng, engine=engine)
+        _write_trial(folder, run, number, world, slow=slow, prompts=prompts, rng=rng, engine=engine)
     return root
 
 

@@ -1,0 +1,102 @@
+"""What would have to change for speculation to pay: milliseconds to save, tokens to accept, accuracy to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.break_even import Accuracy, accept_length_for, accuracy_for
+from analysis.phases import Phases
+
+_DEEPER = 3
+"""Step counts shown beyond the largest one that was run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """What time in one phase is worth, at today's accept length."""
+
+    phase: str
+    ms: float
+    share: float
+    tok_s_1ms_less: float | None
+    """None where the phase is shorter than 1 ms."""
+    tok_s_if_free: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepNeed:
+    """What a step count asks of the drafter."""
+
+    num_steps: int
+    cycle_ms: float
+    extrapolated: bool
+    """The cycle time is the line through the step counts that were run, beyond them."""
+    accept_length_today: float | None
+    break_even: Accuracy
+    target: Accuracy | None
+
+
+def savings(today: Phases) -> tuple[Saving, ...]:
+    """By phase, longest first: throughput = tokens / cycle time, so a millisecond is worth the same wherever it goes."""
+    if today.cycle_ms is None or today.tok_s is None:
+        return ()
+    cycle_ms, tok_s = today.cycle_ms, today.tok_s
+    named = {"verify": today.verify_ms, "draft": today.draft_ms, "extend": today.extend_ms, "gap": today.gap_ms}
+    found = [
+        Saving(
+            phase=phase,
+            ms=ms,
+            share=ms / cycle_ms,
+            tok_s_1ms_less=tok_s * cycle_ms / (cycle_ms - 1) if ms >= 1 else None,
+            tok_s_if_free=tok_s * cycle_ms / (cycle_ms - ms),
+        )
+        for phase, ms in named.items()
+        if ms is not None and 0 < ms < cycle_ms
+    ]
+    return tuple(sorted(found, key=lambda saving: -saving.ms))
+
+
+def ms_to_break_even(today: Phases, *, baseline_tok_s: float) -> float | None:
+    """Milliseconds that the cycle must lose to be as fast as no speculation; negative: what it has to spare."""
+    if today.cycle_ms is None or today.tok_s is None:
+        return None
+    return today.cycle_ms * (1 - today.tok_s / baseline_tok_s)
+
+
+def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: float | None) -> tuple[StepNeed, ...]:
+    """Accuracy needed by step count, each with the cycle time that such a chain takes.
+
+    Args:
+        chain: configurations that differ in their step count alone, at top-k 1.
+    """
+    timed = {each.num_steps: each for each in chain if each.cycle_ms is not None}
+    if not timed:
+        return ()
+    steps = sorted(timed)
+    cycles = [timed[each].cycle_ms for each in steps]
+    further: list[int] = []
+    slope = intercept = 0.0
+    if len(steps) > 1:
+        slope, intercept = map(float, np.polyfit(steps, np.array(cycles, dtype=float), 1))
+        further = list(range(steps[-1] + 1, steps[-1] + _DEEPER + 1))
+    needs = []
+    for num_steps in (*steps, *further):
+        known = timed.get(num_steps)
+        cycle_ms = known.cycle_ms if known is not None and known.cycle_ms is not None else intercept + slope * num_steps
+        wanted = accept_length_for(baseline_tok_s, cycle_ms=cycle_ms)
+        needs.append(
+            StepNeed(
+                num_steps=num_steps,
+                cycle_ms=cycle_ms,
+                extrapolated=known is None,
+                accept_length_today=None if known is None else known.accept_length,
+                break_even=accuracy_for(wanted, num_steps=num_steps),
+                target=None
+                if target_tok_s is None
+                else accuracy_for(accept_length_for(target_tok_s, cycle_ms=cycle_ms), num_steps=num_steps),
+            )
+        )
+    return tuple(needs)
