@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 a trial ended in an unexpected error, 2 the sweep could no
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -15,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import optuna
 from rich.console import Console
 
 from ray_jobs.plan import estimate, print_plan
 from ray_jobs.progress import SweepProgress
+from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results
 from sweeps.engines import open_engine
 from sweeps.engines.base import Engine
@@ -30,18 +29,6 @@ from sweeps.study import SweepStudy, open_journal
 from sweeps.tables import ResultsFolder
 from sweeps.trial import recover
 from sweeps.workload import Block, plan_blocks
-
-RAY_SETTINGS = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables: the progress lines replace them
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # actors stay where relative paths mean the same as in the driver
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no result.json, progress.csv or event files beside our tables
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-}
-"""Set in this process before Ray is imported, where the user has not set them; never passed to a server."""
-LOCAL_SETTINGS = {"RAY_AUTH_MODE": "disabled"}
-"""For a cluster of this process alone: else Ray leaves a token file behind that changes what `ray start` does later."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
     spec, text, space, blocks = _read(arguments.spec)
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
-    _settle_environment()
+    settle_environment()
     from ray_jobs import cluster
 
     cluster.connect(spec.engine, spec.resources)
@@ -137,14 +124,6 @@ def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
     spec = read_spec(path)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
     return spec, path.read_text(encoding="utf-8"), Space(spec), blocks
-
-
-def _settle_environment() -> None:
-    settings = RAY_SETTINGS if os.environ.get("RAY_ADDRESS") else {**RAY_SETTINGS, **LOCAL_SETTINGS}
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
 
 
 def _interrupt(signum: int, frame: object) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +57,8 @@ class StubEngine:
     calls: list[str] = field(default_factory=list)
     live: Configuration | None = None
     evidence: tuple[Evidence, ...] = ()
+    machine: str = "stub"
+    dies: bool = False
 
     def now_s(self) -> float:
         return self.clock_s
@@ -76,6 +81,8 @@ class StubEngine:
 
     def run_block(self, block: Block) -> BlockRecord:
         self.calls.append("warmup" if block.warmup else "block")
+        if self.dies and not block.warmup and block.index == 2:
+            os._exit(9)
         self._maybe_fail("block")
         assert self.live is not None
         started_s, tok_s = self.clock_s, tok_s_of(self.live) + 0.1 * (block.index % 3)
@@ -112,7 +119,7 @@ class StubEngine:
     def _report(self, configuration: Configuration, boot_s: dict[str, float]) -> LaunchReport:
         return LaunchReport(
             version="stub 1",
-            machine="stub",
+            machine=self.machine,
             num_gpus=8,
             boot_s=boot_s,
             command=("stub", "--steps", str(configuration.num_steps)),
@@ -123,8 +130,21 @@ class StubEngine:
         )
 
 
+SCRIPT = "stub.json"
+
+
 def open_stub(spec: SweepSpec, folder: ResultsFolder) -> StubEngine:
-    return StubEngine()
+    """Opened in an actor. `stub.json` of the folder holds kinds of errors by call, and is used up by the first engine:
+    {"launch": ["crash", ...], "block": [...], "die_in_block": true}. The machine's name tells the engine."""
+    script = folder.root / SCRIPT
+    failures: dict[str, list[EngineError]] = {}
+    told = json.loads(script.read_text()) if script.is_file() else {}
+    script.unlink(missing_ok=True)
+    for where in ("launch", "block"):
+        failures[where] = [EngineError(f"told to: {kind}", stage="load", kind=kind) for kind in told.get(where, [])]
+    engine = StubEngine(failures=failures, machine=f"stub-{os.getpid()}-{uuid.uuid4().hex[:6]}")
+    engine.dies = told.get("die_in_block", False)
+    return engine
 
 
 def stub_context(spec: SweepSpec, folder: Path) -> TrialContext:

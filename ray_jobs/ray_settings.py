@@ -1,0 +1,29 @@
+"""Settings of Ray and Tune that a driver needs in its own environment before it imports Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import optuna
+
+RAY_SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables: the progress lines replace them
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # actors stay where relative paths mean the same as in the driver
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no result.json, progress.csv or event files beside our tables
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+"""Set in this process before Ray is imported, where the user has not set them; never passed to a server."""
+LOCAL_SETTINGS = {"RAY_AUTH_MODE": "disabled"}
+"""For a cluster of this process alone: else Ray leaves a token file behind that changes what `ray start` does later."""
+
+
+def settle_environment() -> None:
+    """Set what the user has not set, and quieten what the progress lines replace. Call before importing Ray."""
+    settings = RAY_SETTINGS if os.environ.get("RAY_ADDRESS") else {**RAY_SETTINGS, **LOCAL_SETTINGS}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)

@@ -1,0 +1,179 @@
+"""The bridge on a real local cluster of logical GPUs: one for the module, because a cluster takes seconds to start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+import ray
+from optuna.trial import TrialState
+
+from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.resume import read_observations
+from sweeps.space import Space
+from sweeps.spec import SweepSpec
+from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
+from sweeps.summary import BlockSummary
+from sweeps.tables import ResultsFolder, read_table
+from sweeps.trial import recover
+from sweeps.tune_bridge import SweepRun, check_visible_gpus, run_study
+from sweeps.workload import plan_blocks
+from tests.sweeps.stub_engine import SCRIPT, open_stub, stub_spec
+
+pytestmark = pytest.mark.ray
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    settings = {**RAY_SETTINGS, **LOCAL_SETTINGS}
+    kept = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    ray.init(address="local", num_cpus=2, num_gpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+    for name, value in kept.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(autouse=True)
+def _quiet_tune(monkeypatch: pytest.MonkeyPatch, _clean_environment: None) -> None:
+    for name, value in {**RAY_SETTINGS, **LOCAL_SETTINGS}.items():
+        monkeypatch.setenv(name, value)
+
+
+class Notes:
+    """An observer that remembers, and may end the driver's work as a signal would."""
+
+    def __init__(self, *, interrupt_after: int | None = None) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.started_ids: list[str] = []
+        self.invalid: list[InvalidSuggestion] = []
+        self._interrupt_after = interrupt_after
+
+    def started(self, trial: PlannedTrial) -> None:
+        self.started_ids.append(trial.trial_id)
+
+    def block_done(self, trial: PlannedTrial, block: BlockSummary, decision: Decision) -> None:
+        if self._interrupt_after is not None and len(self.outcomes) >= self._interrupt_after:
+            os.kill(os.getpid(), signal.SIGINT)
+            self._interrupt_after = None
+
+    def ended(self, trial: PlannedTrial, outcome: Outcome) -> None:
+        self.outcomes[trial.trial_id] = outcome
+
+    def refused(self, invalid: InvalidSuggestion) -> None:
+        self.invalid.append(invalid)
+
+
+def sweep(
+    spec: SweepSpec, root: Path, *, script: dict[str, object] | None = None, notes: Notes | None = None
+) -> tuple[SweepStudy, int, Notes, ResultsFolder]:
+    folder, space, notes = ResultsFolder(root), Space(spec), notes or Notes()
+    if script is not None:
+        (root / SCRIPT).write_text(json.dumps(script))
+    recover(folder, num_blocks=spec.workload.blocks)
+    study = SweepStudy(spec, space, storage=open_journal(folder.study), observations=read_observations(folder, space))
+    run = SweepRun(
+        spec=spec,
+        sweep_id="s1",
+        folder=folder,
+        blocks=plan_blocks(spec.workload, folder=root),
+        open_engine=open_stub,
+    )
+    return study, run_study(study, run, notes, num_nodes=1), notes, folder
+
+
+def trials(folder: ResultsFolder) -> dict[str, dict[str, object]]:
+    rows = read_table(folder, "trials").sort_by([("trial_id", "ascending"), ("attempt", "ascending")]).to_pylist()
+    return {f"{row['trial_id']}-a{row['attempt']}": row for row in rows}
+
+
+def test_a_sweep_prunes_refuses_and_keeps_its_actor(weird_tmp_path: Path) -> None:
+    spec = stub_spec("study: {pruner: {name: median, options: {n_startup_trials: 1}}}\n")
+    study, num_errors, notes, folder = sweep(spec, weird_tmp_path)
+    rows = trials(folder)
+    assert num_errors == 0
+    assert study.finished
+    pruned = {key for key, row in rows.items() if row["status"] == "pruned"}
+    assert pruned
+    for key in pruned:
+        assert "median: tok_s" in str(rows[key]["reason"])
+        number = int(key[1:5])
+        assert study.study.trials[number].state == TrialState.PRUNED
+        assert len(study.study.trials[number].intermediate_values) == rows[key]["num_blocks"]
+    invalid = [row for row in rows.values() if row["status"] == "invalid"]
+    assert len(invalid) == len(notes.invalid) == 2
+    assert all("pool 2 < 3" in str(row["reason"]) and row["launch_s"] == 0.0 for row in invalid)
+    machines = {row["machine"] for row in rows.values() if row["status"] != "invalid"}
+    assert len(machines) == 1, "the engine was opened more than once"
+    assert {row["relaunched"] for row in rows.values() if row["status"] == "completed"} == {True, False}
+    assert not list((folder.root / "journal").iterdir())
+    blocks = read_table(folder, "blocks")
+    assert blocks.num_rows == sum(int(str(row["num_blocks"])) for row in rows.values())
+
+
+def test_a_failing_configuration_is_a_row_and_is_not_retried(tmp_path: Path) -> None:
+    script = {"launch": ["nccl_no_algorithm"]}
+    _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 1}\n"), tmp_path, script=script)
+    rows = trials(folder)
+    assert num_errors == 0
+    assert (rows["k0000-a1"]["status"], rows["k0000-a1"]["kind"]) == ("failed", "nccl_no_algorithm")
+    assert "k0000-a2" not in rows
+    assert notes.outcomes["k0000"].seconds["failed"] == 100.0
+
+
+def test_a_transient_failure_is_retried_once(tmp_path: Path) -> None:
+    script = {"launch": ["crash", "crash", "host_oom"]}
+    _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 1}\n"), tmp_path, script=script)
+    rows = trials(folder)
+    assert num_errors == 0
+    assert [rows[f"k0000-a{attempt}"]["status"] for attempt in (1, 2)] == ["failed", "failed"]
+    assert notes.outcomes["k0000"].seconds["failed"] == 200.0
+    first_candidate = notes.started_ids[1]
+    assert [rows[f"{first_candidate}-a{attempt}"]["status"] for attempt in (1, 2)] == ["failed", "completed"]
+    assert notes.outcomes[first_candidate].seconds["failed"] == 100.0
+
+
+def test_a_dead_actor_is_an_error_and_keeps_its_blocks(tmp_path: Path) -> None:
+    _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 2}\n"), tmp_path, script={"die_in_block": True})
+    rows = trials(folder)
+    assert num_errors == 1
+    assert (rows["k0000-a1"]["status"], rows["k0000-a1"]["num_blocks"]) == ("failed", 2)
+    others = [outcome.status for trial_id, outcome in notes.outcomes.items() if trial_id != "k0000"]
+    assert others
+    assert set(others) == {"completed"}
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    spec = stub_spec()
+    with contextlib.suppress(KeyboardInterrupt):
+        sweep(spec, tmp_path, notes=Notes(interrupt_after=4))
+    before = {key: row for key, row in trials(ResultsFolder(tmp_path)).items() if row["status"] == "completed"}
+    assert len(before) >= 4
+    study, num_errors, notes, folder = sweep(spec, tmp_path)
+    after = trials(folder)
+    assert num_errors == 0
+    assert study.finished
+    assert not {key[:5] for key in before} & set(notes.started_ids)
+    assert {key: after[key] for key in before} == before
+    measured = [
+        row["configuration_id"] for row in after.values() if row["status"] == "completed" and row["role"] == "candidate"
+    ]
+    control = study.space.control.configuration_id
+    assert sorted([*map(str, measured), control]) == sorted(m.configuration_id for m in study.space.configurations())
+
+
+@pytest.mark.parametrize("visible", [None, "", "0,1,2"])
+def test_an_actor_with_other_gpus_than_promised_says_so(visible: str | None) -> None:
+    with pytest.raises(RuntimeError, match="wanted 8 GPUs"):
+        check_visible_gpus(visible, 8)
+    check_visible_gpus("0,1,2,3,4,5,6,7", 8)
