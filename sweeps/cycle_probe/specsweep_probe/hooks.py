@@ -1,0 +1,136 @@
+"""The wrapped calls. Each does as little as it can: a mark before, a mark after."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from specsweep_probe.control import start_control
+from specsweep_probe.recorder import Recorder
+from specsweep_probe.targets import Targets, targets_for
+
+INITIAL_STEPS_VARIABLE = "SPECSWEEP_PROBE_NUM_STEPS"
+
+_recorder: Recorder | None = None
+"""None until the scheduler is initialised: nothing before that is a cycle."""
+_pinned: list[int | None] = [None]
+
+
+def install() -> None:
+    """Register every hook with SGLang's registry; SGLang applies them."""
+    import sglang
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    targets, warning = targets_for(sglang.__version__)
+    steps = os.environ.get(INITIAL_STEPS_VARIABLE)
+    _pinned[0] = int(steps) if steps else None
+    hooks = {
+        targets.cycle: _cycle,
+        targets.draft: _draft,
+        targets.verify: _verify,
+        targets.extend: _extend,
+        targets.accepted: _accepted,
+        targets.forward: _forward,
+        targets.choose_steps: _choose_steps,
+        targets.adapt_steps: _adapt_steps,
+        targets.scheduler_init: _with_handshake(targets, warning),
+    }
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _with_handshake(targets: Targets, warning: str | None) -> Any:
+    def scheduler_init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        global _recorder
+        original(scheduler, *args, **kwargs)
+        from specsweep_probe.clocks import pick_clock
+
+        recorder = Recorder(pick_clock())
+        recorder.pinned_steps = _pinned[0]
+        start_control(recorder, scheduler, targets, warning)
+        _recorder = recorder
+
+    return scheduler_init
+
+
+def _cycle(original: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    recorder = _recorder
+    mode = batch.forward_mode
+    if recorder is None or not recorder.recording or mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+        return original(worker, batch, *args, **kwargs)
+    cycle = recorder.begin(batch.batch_size())
+    result = original(worker, batch, *args, **kwargs)
+    recorder.end(cycle, num_steps=worker.speculative_num_steps, tokens=None)
+    return result
+
+
+def _draft(original: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    if _recorder is not None and _recorder.open is not None:
+        _recorder.open.draft_end = _recorder.clock.mark()
+    return result
+
+
+def _verify(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if _recorder is None or (cycle := _recorder.open) is None:
+        return original(*args, **kwargs)
+    mark = _recorder.clock.mark
+    cycle.verify_start = mark()
+    result = original(*args, **kwargs)
+    cycle.verify_end = mark()
+    return result
+
+
+def _extend(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if _recorder is None or (cycle := _recorder.open) is None:
+        return original(*args, **kwargs)
+    mark = _recorder.clock.mark
+    cycle.extend_start = mark()
+    result = original(*args, **kwargs)
+    cycle.extend_end = cycle.end = mark()
+    return result
+
+
+def _accepted(original: Any, worker: Any, correct_drafts: list[int], *args: Any, **kwargs: Any) -> Any:
+    if _recorder is not None:
+        _recorder.tell(sum(correct_drafts) + len(correct_drafts))
+    return original(worker, correct_drafts, *args, **kwargs)
+
+
+def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
+    recorder = _recorder
+    if recorder is None or not recorder.recording:
+        return original(worker, batch, *args, **kwargs)
+    cycle = recorder.open
+    mark = recorder.clock.mark
+    if cycle is not None:
+        if not kwargs.get("is_verify"):
+            return original(worker, batch, *args, **kwargs)
+        cycle.forward_start = mark()
+        result = original(worker, batch, *args, **kwargs)
+        cycle.forward_end = mark()
+        return result
+    if batch is None or not (batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()):
+        recorder.interrupt()
+        return original(worker, batch, *args, **kwargs)
+    size = batch.batch_size()
+    cycle = recorder.begin(size)
+    cycle.forward_start = cycle.start
+    result = original(worker, batch, *args, **kwargs)
+    cycle.forward_end = cycle.end = mark()
+    recorder.end(cycle, num_steps=0, tokens=size)
+    return result
+
+
+def _choose_steps(original: Any, controller: Any, *args: Any, **kwargs: Any) -> Any:
+    pinned = _pinned[0] if _recorder is None else _recorder.pinned_steps
+    if pinned is None:
+        return original(controller, *args, **kwargs)
+    if controller.worker.speculative_num_steps != pinned:
+        controller._activate(pinned)
+    return None
+
+
+def _adapt_steps(original: Any, controller: Any, *args: Any, **kwargs: Any) -> Any:
+    pinned = _pinned[0] if _recorder is None else _recorder.pinned_steps
+    return original(controller, *args, **kwargs) if pinned is None else None

@@ -1,0 +1,78 @@
+"""Waits for a starting server: crash noticed at once, one deadline per stage."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from sweeps.engines.base import EngineError, Stage
+from sweeps.engines.guard import ServerProcess
+from sweeps.engines.server_log import diagnose, stage_reached
+from sweeps.spec import Deadlines
+
+_POLL_S = 0.1
+
+
+class Boot:
+    """One start of one server, from the process to the port."""
+
+    def __init__(self, server: ServerProcess, *, log_path: Path, deadlines: Deadlines) -> None:
+        self._server = server
+        self._log_path = log_path
+        self._deadlines = deadlines
+        self._stage: Stage = "load"
+        self._stage_since_s = time.monotonic()
+        self._log_bytes = -1
+
+    def wait_for_port(self, port: int) -> None:
+        """Return once something listens on `port`. Raises EngineError where the server dies or a stage is late."""
+        while not _listens(port):
+            self._check()
+            time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        if self._server.returncode() is not None:
+            raise self.failure(self._server.returncode(), None)
+        size = self._log_path.stat().st_size if self._log_path.exists() else 0
+        if size != self._log_bytes:
+            self._log_bytes = size
+            stage = stage_reached(self.log())
+            if stage != self._stage:
+                self._stage, self._stage_since_s = stage, time.monotonic()
+        limit_s = self._limit_s(self._stage)
+        if time.monotonic() - self._stage_since_s > limit_s:
+            raise self.failure(None, self._stage, f"stage {self._stage} took longer than its {limit_s:g} s")
+
+    def _limit_s(self, stage: Stage) -> float:
+        limits = self._deadlines
+        known = {
+            "load": limits.load,
+            "nccl_init": limits.nccl_init,
+            "capture": limits.capture,
+            "draft_init": limits.draft_init,
+        }
+        return known.get(stage, limits.first_request)
+
+    def failure(self, returncode: int | None, stage: Stage | None, late: str | None = None) -> EngineError:
+        """The error that the log explains; `late` where the server lives but took too long."""
+        diagnosis = diagnose(self.log(), returncode=returncode, stage=stage)
+        message = f"{late}: {diagnosis.message}" if late else diagnosis.message
+        return EngineError(message, stage=diagnosis.stage, kind=diagnosis.kind, log_tail=diagnosis.tail)
+
+    def log(self) -> str:
+        return self._log_path.read_text(encoding="utf-8", errors="replace") if self._log_path.exists() else ""
+
+
+def free_port() -> int:
+    """A TCP port that the OS calls free right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

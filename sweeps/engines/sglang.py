@@ -1,0 +1,366 @@
+"""The real SGLang server as an engine: a child process under a guard, probed from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+import urllib.error
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, Kind, LaunchReport, Stage
+from sweeps.engines.boot import Boot, free_port
+from sweeps.engines.guard import ServerProcess, reap_leases
+from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
+from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
+from sweeps.engines.server_log import startup_timings
+from sweeps.engines.sglang_command import (
+    ProbeFiles,
+    adaptive_settings,
+    can_switch,
+    child_environment,
+    launch_command,
+    launch_environment,
+    num_ranks,
+)
+from sweeps.engines.sglang_evidence import effective_settings, gather_evidence
+from sweeps.space import Configuration
+from sweeps.spec import SweepSpec
+from sweeps.workload import Block, Prompt
+
+_GRACE_S = 15.0
+_PROBE_TIMEOUT_S = 30.0
+_CONTROL_TIMEOUT_S = 30.0
+_FIRST_BLOCK = Block(
+    index=0,
+    warmup=True,
+    prompts=(Prompt(prompt_id="first", token_ids=tuple(range(10, 26))),),
+    output_tokens=8,
+    concurrency=1,
+    temperature=0.0,
+    ignore_eos=True,
+)
+"""Proves that the server generates, through verify where it speculates. Ids below 26 are in every vocabulary."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """The running server and what is known about it."""
+
+    server: ServerProcess
+    folder: Path
+    """Probe files and adaptive settings; removed with the server."""
+    log_path: Path
+    url: str
+    port: int
+    configuration: Configuration
+    step_candidates: tuple[int, ...]
+    boot: Boot
+    link: ProbeLink
+    ranks: tuple[int, ...]
+    removed: tuple[str, ...]
+    handshakes: tuple[Handshake, ...] = ()
+    server_info: Mapping[str, Any] | None = None
+
+    def is_gone(self) -> bool:
+        return self.server.returncode() is not None
+
+
+class SGLangEngine:
+    """Serves one configuration at a time with SGLang 0.5.16 or later. See `base.Engine` for the contract.
+
+    Args:
+        logs: folder for server logs and launch records.
+        node_folder: on a file system of this node; leases and probe files live there.
+    """
+
+    name = "sglang"
+
+    def __init__(self, spec: SweepSpec, *, logs: Path, node_folder: Path | None = None) -> None:
+        self._spec = spec
+        self._logs = logs
+        self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
+        self._live: _Live | None = None
+        self._switch_refused = False
+        self._launches = 0
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+        self.close()
+        self._reap()
+        candidates = tuple(sorted({configuration.num_steps, *step_candidates}))
+        if self._switch_refused or not can_switch(self._spec, configuration, candidates):
+            candidates = ()
+        started_s = self.now_s()
+        live = self._start(configuration, candidates)
+        try:
+            live.boot.wait_for_port(live.port)
+            self._generate(live, _FIRST_BLOCK, "first_request", self._spec.engine.deadlines_s.first_request)
+            ready_s = self.now_s()
+            live.handshakes = self._greet(live)
+            if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
+                self._switch_refused = True
+                return self.launch(configuration)
+            return self._report(live, boot_s=_boot_s(live.boot.log(), ready_s - started_s))
+        except EngineError as error:
+            self._abandon(error)
+            raise
+        except BaseException:
+            self._abandon(None)
+            raise
+
+    def switch(self, configuration: Configuration) -> LaunchReport | None:
+        live = self._live
+        if live is None or live.is_gone() or configuration.num_steps not in live.step_candidates:
+            return None
+        if self._key(configuration) != self._key(live.configuration):
+            return None
+        try:
+            self._ask(live, {"do": "pin", "num_steps": configuration.num_steps})
+        except ProbeError as error:
+            raise EngineError(str(error), stage="measure", kind="not_effective") from error
+        live.configuration = configuration
+        self._generate(live, _FIRST_BLOCK, "measure", self._spec.engine.deadlines_s.block)
+        return self._report(live, boot_s={})
+
+    def run_block(self, block: Block) -> BlockRecord:
+        live = self._require_live()
+        self._ask(live, {"do": "forget"})
+        load = self._generate(live, block, "measure", self._spec.engine.deadlines_s.block)
+        cycles = self._take(live)
+        self._check_cycles(live, cycles, "measure")
+        return BlockRecord(
+            started_s=load.started_s,
+            wall_s=load.ended_s - load.started_s,
+            decode_s=load.decode_s,
+            decode_tokens=load.decode_tokens,
+            requests=tuple(answer.request for answer in load.answers),
+            cycles=cycles,
+        )
+
+    def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
+        return None
+
+    def record_cycles(self, *, on: bool) -> None:
+        """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
+        self._ask(self._require_live(), {"do": "record", "on": on})
+
+    def generate(self, block: Block) -> Load:
+        """Run one block without asking the probe for anything; the answers keep their token ids."""
+        return self._generate(self._require_live(), block, "measure", self._spec.engine.deadlines_s.block)
+
+    def close(self) -> float:
+        live, self._live = self._live, None
+        if live is None:
+            return 0.0
+        started_s = self.now_s()
+        live.server.stop(self._spec.engine.deadlines_s.stop)
+        survivors = live.server.survivors()
+        shutil.rmtree(live.folder, ignore_errors=True)
+        if survivors:
+            raise EngineError(
+                f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
+            )
+        return self.now_s() - started_s
+
+    def _key(self, configuration: Configuration) -> str:
+        return configuration.launch_key(switch_in_place=True)
+
+    def _require_live(self) -> _Live:
+        assert self._live is not None, "a block without a launched server"
+        return self._live
+
+    def _reap(self) -> None:
+        """Before the first launch: what earlier engines of this node left behind."""
+        if self._launches == 0:
+            reaped = reap_leases(self._node_folder / "leases")
+            if reaped.survivors:
+                raise EngineError(
+                    f"processes {list(reaped.survivors)} of an earlier server survive",
+                    stage="plan",
+                    kind="gpu_not_clean",
+                )
+
+    def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> _Live:
+        self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="server-", dir=self._node_folder))
+        adaptive_config = None
+        if candidates:
+            adaptive_config = folder / "adaptive.json"
+            adaptive_config.write_text(json.dumps(adaptive_settings(candidates)), encoding="utf-8")
+        port = free_port()
+        command = launch_command(
+            self._spec, configuration, port=port, step_candidates=candidates, adaptive_config=adaptive_config
+        )
+        if not any("skip-server-warmup" in word for word in command):
+            command += ("--skip-server-warmup",)  # its request would run beside the first block
+        probe = ProbeFiles(folder=folder, num_steps=configuration.num_steps if candidates else None)
+        environment = child_environment(self._spec, configuration, inherited=os.environ, probe=probe)
+        self._launches += 1
+        log_path = self._logs / f"{configuration.configuration_id}-{os.getpid()}-{self._launches}.log"
+        record = {
+            "command": command,
+            "environment": {
+                name: value for name, value in environment.variables.items() if os.environ.get(name) != value
+            },
+            "removed": environment.removed,
+        }
+        log_path.with_suffix(".launch.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+        server = ServerProcess.start(
+            command,
+            env=environment.variables,
+            log_path=log_path,
+            lease_dir=self._node_folder / "leases",
+            grace_s=_GRACE_S,
+        )
+        live = _Live(
+            server=server,
+            folder=folder,
+            log_path=log_path,
+            url=f"http://127.0.0.1:{port}",
+            port=port,
+            configuration=configuration,
+            step_candidates=candidates,
+            boot=Boot(server, log_path=log_path, deadlines=self._spec.engine.deadlines_s),
+            link=ProbeLink(folder),
+            ranks=tuple(range(num_ranks(self._spec, configuration))),
+            removed=environment.removed,
+        )
+        self._live = live
+        return live
+
+    def _abandon(self, cause: EngineError | None) -> None:
+        """Stop what a failed launch left; its own error is the one that counts."""
+        try:
+            self.close()
+        except EngineError as unclean:
+            if cause is None:
+                raise
+            cause.add_note(str(unclean))
+
+    def _greet(self, live: _Live) -> tuple[Handshake, ...]:
+        """Every rank's handshake. Raises EngineError (`no_handshake`)."""
+        handshakes = live.link.handshakes()
+        found = tuple(handshake.rank for handshake in handshakes)
+        unwrapped = sorted({role for handshake in handshakes for role in handshake.missing})
+        if found != live.ranks or unwrapped:
+            raise EngineError(
+                f"cycle probe: wanted a handshake from ranks {list(live.ranks)}, got {list(found)}; "
+                f"calls that are not wrapped: {', '.join(unwrapped) or 'none'}",
+                stage="first_request",
+                kind="no_handshake",
+                log_tail=live.boot.log()[-4000:],
+            )
+        return handshakes
+
+    def _generate(self, live: _Live, block: Block, stage: Stage, timeout_s: float) -> Load:
+        try:
+            if stage == "measure":  # a cached prefix would make a repeated block another block
+                ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
+            return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=live.is_gone)
+        except ServerRefusedError as error:
+            kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
+            raise EngineError(str(error), stage=stage, kind=kind, log_tail=live.boot.log()[-4000:]) from error
+        except TimeoutError as error:
+            raise live.boot.failure(None, stage, str(error)) from error
+        except (ServerGoneError, urllib.error.URLError) as error:
+            raise self._crash(live, stage) from error
+
+    def _crash(self, live: _Live, stage: Stage) -> EngineError:
+        """The connection broke before the process ended: give it a moment to say why."""
+        deadline = self.now_s() + 10.0
+        while live.server.returncode() is None and self.now_s() < deadline:
+            time.sleep(0.1)
+        return live.boot.failure(live.server.returncode(), stage)
+
+    def _ask(self, live: _Live, command: Mapping[str, Any]) -> None:
+        live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+
+    def _take(self, live: _Live) -> pa.Table:
+        try:
+            return live.link.take(live.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+        except ProbeError as error:
+            raise EngineError(
+                f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=live.boot.log()[-4000:]
+            ) from error
+
+    def _check_cycles(self, live: _Live, cycles: pa.Table, stage: Stage) -> None:
+        """Raises EngineError where a rank saw no cycle, or a cycle ran in another state than asked for."""
+        configuration = live.configuration
+        for rank in live.ranks:
+            own = cycles.filter(pc.equal(cycles["rank"], rank))
+            if not own.num_rows:
+                raise EngineError(f"cycle probe: rank {rank} saw no cycle", stage=stage, kind="no_handshake")
+            states = set(own["num_steps"].to_pylist())
+            if states != {configuration.num_steps}:
+                raise EngineError(
+                    f"num_steps: wanted {configuration.num_steps} in every cycle, rank {rank} ran {sorted(states)}",
+                    stage=stage,
+                    kind="not_effective",
+                )
+
+    def _report(self, live: _Live, *, boot_s: Mapping[str, float]) -> LaunchReport:
+        configuration = live.configuration
+        cycles = self._take(live)
+        self._check_cycles(live, cycles, "first_request")
+        if live.server_info is None:
+            live.server_info = _server_info(live)
+        first = live.handshakes[0]
+        evidence, all_reduce = gather_evidence(
+            self._spec, configuration, live.handshakes, cycles, live.server_info, live.boot.log()
+        )
+        if live.step_candidates:
+            evidence = tuple(_explain_switch(row, live.step_candidates) for row in evidence)
+        return LaunchReport(
+            version=first.sglang,
+            machine=f"{len(live.ranks)} x {first.device}, {socket.gethostname()}",
+            num_gpus=self._spec.resources.gpus,
+            boot_s=boot_s,
+            command=launch_command(self._spec, configuration),
+            environment=launch_environment(self._spec, configuration),
+            removed=live.removed,
+            effective=effective_settings(configuration, live.server_info, live.log_path.name, live.step_candidates),
+            evidence=evidence,
+            all_reduce=all_reduce,
+        )
+
+
+def _explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
+    if row.setting not in ("args.speculative_num_steps", "args.speculative_num_draft_tokens"):
+        return row
+    return replace(row, detail=row.detail or f"in a server with states for {list(candidates)} steps, switched in place")
+
+
+def _boot_s(log: str, wall_s: float) -> dict[str, float]:
+    """Seconds of a boot by activity; what the server's own account leaves over is `launch`."""
+    timings = startup_timings(log)
+    weight_load = (timings.weight_load_s if timings else None) or 0.0
+    capture = (timings.capture_s if timings else None) or 0.0
+    return {"launch": max(0.0, wall_s - weight_load - capture), "weight_load": weight_load, "capture": capture}
+
+
+def _server_info(live: _Live) -> Mapping[str, Any]:
+    """The server's account of itself; the older name of the endpoint where the newer does not exist."""
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            answer: Mapping[str, Any] = json.loads(ask_server(live.url + path, timeout_s=_CONTROL_TIMEOUT_S))
+        except urllib.error.HTTPError:
+            continue
+        return answer
+    raise EngineError(
+        "the server answers neither /server_info nor /get_server_info",
+        stage="first_request",
+        kind="engine_unavailable",
+    )
