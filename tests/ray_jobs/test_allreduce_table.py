@@ -30,47 +30,9 @@ from ray_jobs.allreduce_table import (
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets
 from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
 
-# Speaks the worker's protocol; what it does is told by the variable STANDIN of its set.
-STANDIN = r"""
-import json, os, subprocess, sys, time
-options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-rank, conduct = int(options["--rank"]), os.environ.get("STANDIN", "good")
-out = open(options["--out"], "a")
-def write(**record):
-    out.write(json.dumps(record) + "\n"); out.flush()
-write(stage="nccl_init", pid=os.getpid())
-if conduct == "hang":
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    write(child=child.pid)
-    time.sleep(600)
-if conduct == "crash" and rank == 1:
-    sys.exit("RuntimeError: rank 1 has had enough")
-if conduct == "crash":
-    time.sleep(600)
-if conduct == "no_algorithm":
-    print("NCCL WARN No algorithm/protocol available for function AllReduce with datatype ncclBfloat16", flush=True)
-    sys.exit("torch.distributed.DistBackendError: invalid usage")
-if rank == 0:
-    write(machine={"gpu_name": "none", "nccl_version": "2.0.0", "torch_version": "0",
-                   "env": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}})
-    for tokens in (1, 2):
-        write(row={"bytes": 14336 * tokens, "tokens": tokens, "mode": "graph", "timer_kind": "cuda_event",
-                   "samples_us": [10.0 * tokens + 0.1 * i for i in range(int(options["--repeats"]))],
-                   "outcome": "wrong_output" if conduct == "wrong" and tokens == 2 else "ok"})
-if "NCCL_DEBUG_FILE" in os.environ:
-    open(os.environ["NCCL_DEBUG_FILE"], "w").write("first line\n" + "x" * 100_000 + "\nlast line")
-if conduct == "half_line":
-    out.write('{"stage": "eag'); out.flush(); os._exit(9)
-write(stage="done")
-if conduct == "does_not_close":
-    time.sleep(600)
-"""
-
 
 @pytest.fixture
-def plan(tmp_path: Path) -> RankPlan:
-    worker = tmp_path / "worker.py"
-    worker.write_text(STANDIN, encoding="utf-8")
+def plan() -> RankPlan:
     return RankPlan(
         python=[sys.executable, "-S"],
         world_size=2,
@@ -82,7 +44,7 @@ def plan(tmp_path: Path) -> RankPlan:
         repeats=11,
         deadline_s=30.0,
         grace_s=0.3,
-        worker=worker,
+        worker=Path(__file__).with_name("standin_worker.py"),
     )
 
 
