@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -18,6 +19,10 @@ ASSUMED_BOOT_S = 330.0
 """Launch of a 1T-parameter model on 8 GPUs with its weights on local disks: an order of magnitude, not a figure."""
 ASSUMED_TOK_S = 60.0
 """Per request: the founding case's throughput with speculation."""
+
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""Words and environment of a server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +70,7 @@ def print_plan(
     bounds: Estimate,
     console: Console,
     *,
-    command_of: Callable[[Configuration], tuple[Sequence[str], dict[str, str]]] | None,
+    command_of: Callable[[Configuration], Command] | None,
 ) -> None:
     """Print the effective space, the launch commands and the estimate.
 
@@ -73,9 +78,8 @@ def print_plan(
         command_of: argv and environment of a configuration's server; None for engines without a command.
     """
     console.print(_space_table(space))
-    for suggestion, reason in space.invalid():
-        named = ", ".join(f"{name} {value}" for name, value in suggestion.items())
-        console.print(f"invalid: {named}: {reason}", markup=False, highlight=False, soft_wrap=True)
+    for reason, count in Counter(reason for _, reason in space.invalid()).items():
+        console.print(f"invalid ({count} suggestions): {reason}", markup=False, highlight=False, soft_wrap=True)
     if command_of is None:
         console.print(f"engine {spec.engine.kind}: no server is launched")
     else:

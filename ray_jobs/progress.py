@@ -87,15 +87,12 @@ class SweepProgress:
     @property
     def _num_expected(self) -> int:
         """Trials so far and to come, at most: candidates, controls and incumbents beside them."""
-        left = 0 if self._study.stop_reason else self._study.candidates_left
-        every = self._study.spec.control.every
-        controls = (left // every if every else 0) + (1 if left or not self._study.finished else 0)
-        return len(self._study.observations) + left + controls * (2 if self._study.spec.control.incumbent else 1)
+        return len(self._study.observations) + self._study.trials_left
 
     def _head(self, trial: PlannedTrial) -> str:
         place = 1 + [seen.trial.trial_id for seen in self._study.observations].index(trial.trial_id)
         role = "" if trial.role == "candidate" else f" ({trial.role})"
-        return f"trial {place} of <= {self._num_expected} {trial.trial_id}{role} | {trial.configuration.label}"
+        return f"trial {place} of at most {self._num_expected} {trial.trial_id}{role} | {trial.configuration.label}"
 
     def _say(self, line: str) -> None:
         self._line_s = self._now_s()

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ray_jobs.plan import estimate, print_plan
+from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results
 from sweeps.engines import open_engine
-from sweeps.engines.base import Engine
 from sweeps.resume import read_observations
-from sweeps.space import Space
+from sweeps.space import Configuration, Space
 from sweeps.spec import SpecError, SweepSpec, read_spec
 from sweeps.study import SweepStudy, open_journal
 from sweeps.tables import ResultsFolder
@@ -34,6 +33,7 @@ from sweeps.workload import Block, plan_blocks
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     arguments = _parser().parse_args(argv)
+    settle_environment()
     try:
         return _dry_run(arguments.spec) if arguments.dry_run else _run(arguments)
     except SpecError as error:
@@ -45,13 +45,14 @@ def _run(arguments: argparse.Namespace) -> int:
     spec, text, space, blocks = _read(arguments.spec)
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
-    settle_environment()
     from ray_jobs import cluster
 
     cluster.connect(spec.engine, spec.resources)
     try:
         nodes = cluster.suitable_nodes(spec.resources)
         cluster.check_shared(opened.folder, nodes)
+        if spec.engine.kind == "sglang" and not spec.engine.launcher:
+            cluster.check_paths(spec, nodes)
     except cluster.ClusterError as error:
         raise SpecError(str(error)) from error
     signal.signal(signal.SIGTERM, _interrupt)
@@ -64,9 +65,7 @@ def _measure(
 ) -> int:
     from sweeps.tune_bridge import SweepRun, run_study
 
-    run = SweepRun(
-        spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_trial_engine
-    )
+    run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_engine)
     progress = SweepProgress(study)
     progress.console.print(f"results: {opened.folder.root}", highlight=False, soft_wrap=True)
     if opened.resumed:
@@ -83,11 +82,6 @@ def _measure(
         progress.console.print(f"{num_errors} trials ended in an unexpected error", highlight=False)
         return 1
     return 130 if interrupted or not study.finished else 0
-
-
-def open_trial_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:
-    """The engine of one actor."""
-    return open_engine(spec, folder)
 
 
 def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
@@ -110,12 +104,24 @@ def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
 def _dry_run(path: Path) -> int:
     spec, _, space, blocks = _read(path)
     SweepStudy(spec, space)
-    engine = None if spec.engine.kind == "sglang" else open_engine(spec, ResultsFolder(default_root(spec)))
     console = Console()
+    real = spec.engine.kind == "sglang"
+    engine = None if real else open_engine(spec, ResultsFolder(default_root(spec)))
     print_plan(
-        spec, space, estimate(spec, space, blocks, engine), Console(width=max(console.width, 120)), command_of=None
+        spec,
+        space,
+        estimate(spec, space, blocks, engine),
+        console if console.is_terminal else Console(width=160),
+        command_of=(lambda configuration: _command(spec, space, configuration)) if real else None,
     )
     return 0
+
+
+def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Command:
+    from sweeps.engines.sglang_command import launch_command, launch_environment
+
+    steps = space.step_candidates(configuration)
+    return launch_command(spec, configuration, step_candidates=steps), launch_environment(spec, configuration)
 
 
 def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:

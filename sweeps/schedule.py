@@ -44,6 +44,19 @@ class Schedule:
         limit = self._spec.budget.trials
         return left if limit is None else max(0, min(left, limit - self.num_candidates))
 
+    @property
+    def trials_left(self) -> int:
+        """Trials to come at most: candidates, the controls after each `control.every` of them and at the end, and the
+        incumbents beside these."""
+        since = 0 if "control" in self._due else self._since_control()
+        beside = 2 if self._spec.control.incumbent else 1
+        return self.candidates_left + len(self._due) + self._controls(since + self.candidates_left) * beside
+
+    def _controls(self, num_candidates: int) -> int:
+        every = self._spec.control.every
+        whole, rest = divmod(num_candidates, every) if every else (0, num_candidates)
+        return whole + (1 if rest else 0)
+
     def counts(self) -> dict[Configuration, int]:
         """How often each configuration was measured as a candidate; a control of the space counts as one of them."""
         counts: dict[Configuration, int] = {}

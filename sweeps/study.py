@@ -112,6 +112,11 @@ class SweepStudy:
         """How many candidates the space and `budget.trials` still allow at most."""
         return self._schedule.candidates_left
 
+    @property
+    def trials_left(self) -> int:
+        """How many trials may still come at most, controls and incumbents included."""
+        return 0 if self._finished else self._schedule.trials_left
+
     def ask(self) -> PlannedTrial | None:
         """What to measure next. None: nothing now (other trials must end first), or nothing ever (`finished`)."""
         trial = None
