@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, Kind, LaunchReport, Stage
 from sweeps.engines.boot import Boot, free_port
 from sweeps.engines.guard import ServerProcess, reap_leases
+from sweeps.engines.kernel_trace import TraceError, read_kernel_times, trace_files
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
 from sweeps.engines.server_log import startup_timings
@@ -33,6 +34,7 @@ from sweeps.engines.sglang_command import (
     num_ranks,
 )
 from sweeps.engines.sglang_evidence import effective_settings, gather_evidence
+from sweeps.engines.trial_gpus import TrialGpus
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 from sweeps.workload import Block, Prompt
@@ -40,6 +42,9 @@ from sweeps.workload import Block, Prompt
 _GRACE_S = 15.0
 _PROBE_TIMEOUT_S = 30.0
 _CONTROL_TIMEOUT_S = 30.0
+_TRACE_STEPS = 24
+"""Forward steps of a profiler window: enough cycles for a mean, a trace of some megabytes."""
+_TRACE_TIMEOUT_S = 120.0
 _FIRST_BLOCK = Block(
     index=0,
     warmup=True,
@@ -92,6 +97,7 @@ class SGLangEngine:
         self._live: _Live | None = None
         self._switch_refused = False
         self._launches = 0
+        self._gpus: TrialGpus | None = None
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -103,6 +109,7 @@ class SGLangEngine:
         if self._switch_refused or not can_switch(self._spec, configuration, candidates):
             candidates = ()
         started_s = self.now_s()
+        self._gpus = TrialGpus(self._spec.resources.gpus)
         live = self._start(configuration, candidates)
         try:
             live.boot.wait_for_port(live.port)
@@ -137,7 +144,9 @@ class SGLangEngine:
     def run_block(self, block: Block) -> BlockRecord:
         live = self._require_live()
         self._ask(live, {"do": "forget"})
-        load = self._generate(live, block, "measure", self._spec.engine.deadlines_s.block)
+        assert self._gpus is not None
+        with self._gpus.window() as readings:
+            load = self._generate(live, block, "measure", self._spec.engine.deadlines_s.block)
         cycles = self._take(live)
         self._check_cycles(live, cycles, "measure")
         return BlockRecord(
@@ -147,10 +156,22 @@ class SGLangEngine:
             decode_tokens=load.decode_tokens,
             requests=tuple(answer.request for answer in load.answers),
             cycles=cycles,
+            telemetry=readings,
         )
 
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
-        return None
+        live = self._require_live()
+        if live.handshakes[0].timer_kind != "cuda_event":
+            return None
+        folder = live.folder / "trace"
+        settings = {"output_dir": str(folder), "num_steps": _TRACE_STEPS, "activities": ["CPU", "GPU"]}
+        ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
+        self.generate(block)
+        try:
+            return _first_trace(folder, timeout_s=_TRACE_TIMEOUT_S)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._ask(live, {"do": "forget"})
 
     def record_cycles(self, *, on: bool) -> None:
         """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
@@ -172,6 +193,9 @@ class SGLangEngine:
             raise EngineError(
                 f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
             )
+        if self._gpus is not None:
+            self._gpus.prove_free(timeout_s=self._spec.engine.deadlines_s.stop)
+            self._gpus = None
         return self.now_s() - started_s
 
     def _key(self, configuration: Configuration) -> str:
@@ -267,8 +291,6 @@ class SGLangEngine:
 
     def _generate(self, live: _Live, block: Block, stage: Stage, timeout_s: float) -> Load:
         try:
-            if stage == "measure":  # a cached prefix would make a repeated block another block
-                ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
             return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=live.is_gone)
         except ServerRefusedError as error:
             kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
@@ -315,6 +337,8 @@ class SGLangEngine:
         configuration = live.configuration
         cycles = self._take(live)
         self._check_cycles(live, cycles, "first_request")
+        # every trial begins with an empty prefix cache, whatever its server has answered before
+        ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
         if live.server_info is None:
             live.server_info = _server_info(live)
         first = live.handshakes[0]
@@ -364,3 +388,18 @@ def _server_info(live: _Live) -> Mapping[str, Any]:
         stage="first_request",
         kind="engine_unavailable",
     )
+
+
+def _first_trace(folder: Path, *, timeout_s: float) -> tuple[KernelTime, ...] | None:
+    """Kernel times of the first rank, once its trace is whole; None where none comes."""
+    deadline, last_bytes = time.monotonic() + timeout_s, -1
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        for path in trace_files(folder)[:1]:
+            is_whole, last_bytes = path.stat().st_size == last_bytes, path.stat().st_size
+            try:
+                return read_kernel_times(path)
+            except TraceError:
+                if is_whole:
+                    return None
+    return None
