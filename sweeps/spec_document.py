@@ -48,7 +48,8 @@ def read_document(text: str, *, source: str) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark else source
-        raise SpecError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        why = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise SpecError(f"{where}: not valid YAML: {why}") from error
     if not isinstance(values, dict):
         raise SpecError(f"{source}: wanted a mapping with the keys of a sweep, got {_show(values)}")
     lines: dict[Key, int] = {}
@@ -97,7 +98,11 @@ def dotted(key: Key) -> str:
     """`search.num_steps[1]`, as in messages."""
     text = ""
     for part in key:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if part.isprintable() else repr(part)
+            text += f".{name}" if text else name
     return text
 
 

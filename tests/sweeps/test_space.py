@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweeps.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
+from sweeps.spec import EngineSpec, SearchSpec, SpecError, SweepSpec
+
+SETS = {
+    "six": {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"},
+    "six-again": {"NCCL_ALGO": "ring", "NCCL_PROTO": "ll"},
+    "nothing": {},
+    "tree": {"NCCL_ALGO": "allreduce:tree"},
+}
+
+
+def space_of(*, switch_in_place: bool = True, **search: Any) -> Space:
+    return Space(
+        SweepSpec(
+            sweep="t",
+            engine=EngineSpec(kind="simulated", machine="m", switch_in_place=switch_in_place),
+            search=SearchSpec(**search),
+            nccl_sets=SETS,
+            drafters={"first": "a", "second": "b"},
+        )
+    )
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    def some(values: list[Any], *, least: int = 1) -> tuple[Any, ...]:
+        return tuple(draw(st.lists(st.sampled_from(values), unique=True, min_size=least, max_size=3)))
+
+    return space_of(
+        switch_in_place=draw(st.booleans()),
+        num_steps=some([0, 1, 2, 3, 5, 7]),
+        eagle_topk=some([1, 2, 4, 8]),
+        num_draft_tokens=some([2, 4, 8, 16], least=0),
+        drafter=some(["first", "second"], least=0),
+        nccl=some(["default", *SETS]),
+        args={"attention-backend": some(["fa3", "triton"])} if draw(st.booleans()) else {},
+        env={"SGLANG_X": some(["0", "1"])} if draw(st.booleans()) else {},
+    )
+
+
+@settings(max_examples=150)
+@given(spaces())
+def test_every_suggestion_is_one_configuration_or_has_a_reason(space: Space) -> None:
+    configurations = space.configurations()
+    reasons = {str(dict(suggestion)) for suggestion, _ in space.invalid()}
+    assert len(set(configurations)) == len(configurations)
+    assert len({one.configuration_id for one in configurations}) == len(configurations)
+    for suggestion in space.suggestions():
+        if str(dict(suggestion)) in reasons:
+            with pytest.raises(InvalidConfigurationError):
+                space.resolve(suggestion)
+        else:
+            assert space.resolve(suggestion) in configurations
+
+
+@settings(max_examples=150)
+@given(spaces())
+def test_a_configuration_and_its_suggestion_are_inverse(space: Space) -> None:
+    for configuration in (*space.configurations(), space.control):
+        assert space.resolve(space.suggestion(configuration)) == configuration
+    assert set(space.suggestion(space.control)) == {dimension.name for dimension in space.dimensions}
+
+
+@settings(max_examples=150)
+@given(spaces())
+def test_configurations_keep_the_rules_of_drafting(space: Space) -> None:
+    for one in space.configurations():
+        if not one.speculates:
+            assert (one.eagle_topk, one.num_draft_tokens, one.drafter) == (None, None, None)
+        else:
+            assert one.eagle_topk is not None
+            assert one.num_draft_tokens is not None
+            assert one.drafter in {"first", "second"}
+            assert candidate_pool(one.num_steps, one.eagle_topk) >= one.num_draft_tokens - 1
+            assert one.eagle_topk > 1 or one.num_draft_tokens == one.num_steps + 1
+
+
+@settings(max_examples=150)
+@given(spaces())
+def test_step_candidates_are_what_one_server_can_switch_between(space: Space) -> None:
+    for one in space.configurations():
+        steps = space.step_candidates(one)
+        if not (space.spec.engine.switch_in_place and one.speculates and one.eagle_topk == 1):
+            assert steps == ()
+        elif steps:
+            assert list(steps) == sorted(set(steps))
+            assert one.num_steps in steps
+            assert 0 not in steps
+        for other in space.configurations():
+            shared = space.launch_key(one) == space.launch_key(other)
+            same_but_steps = (
+                dataclasses.replace(other, num_steps=one.num_steps, num_draft_tokens=one.num_draft_tokens) == one
+            )
+            assert not shared or same_but_steps
+
+
+def test_no_speculation_collapses_drafting() -> None:
+    space = space_of(num_steps=(0,), eagle_topk=(1, 4), num_draft_tokens=(8, 16), drafter=("first", "second"))
+    assert [one.label for one in space.configurations()] == ["no speculation, nccl default"]
+
+
+def test_topk_one_derives_draft_tokens_whatever_is_suggested() -> None:
+    space = space_of(num_steps=(3,), num_draft_tokens=(8, 16))
+    assert space.resolve({"num_steps": 3, "num_draft_tokens": 16}).num_draft_tokens == 4
+    assert len(space.configurations()) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "eagle_topk", "num_draft_tokens", "pool"),
+    [(1, 4, 8, "pool 4 < 7"), (2, 2, 8, "pool 6 < 7"), (3, 2, 8, None), (2, 4, 22, "pool 20 < 21"), (2, 4, 21, None)],
+)
+def test_pool_rule_names_its_numbers(num_steps: int, eagle_topk: int, num_draft_tokens: int, pool: str | None) -> None:
+    space = space_of(num_steps=(num_steps,), eagle_topk=(eagle_topk,), num_draft_tokens=(num_draft_tokens,))
+    if pool is None:
+        assert space.configurations()[0].num_draft_tokens == num_draft_tokens
+    else:
+        assert space.configurations() == ()
+        assert pool in space.invalid()[0][1]
+
+
+@given(st.integers(1, 20), st.integers(2, 10))
+def test_absent_draft_tokens_fill_the_tree_and_always_fit(num_steps: int, eagle_topk: int) -> None:
+    (one,) = space_of(num_steps=(num_steps,), eagle_topk=(eagle_topk,)).configurations()
+    assert one.num_draft_tokens is not None
+    assert num_steps + 1 <= one.num_draft_tokens <= max(TREE_DRAFT_TOKENS, num_steps + 1)
+
+
+def test_nccl_names_with_the_same_variables_are_one_configuration() -> None:
+    space = space_of(nccl=("six-again", "six", "nothing", "default", "tree"))
+    assert [one.nccl_set for one in space.configurations()] == ["six-again", "default", "tree"]
+    assert space.configurations()[0].nccl_env == (("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "LL"))
+
+
+def test_control_is_outside_the_space_where_the_spec_does_not_ask_for_it() -> None:
+    space = space_of(num_steps=(2, 3), nccl=("six",), args={"attention-backend": ("triton", "fa3")})
+    assert space.control not in space.configurations()
+    assert space.control.label == "no speculation, nccl default, attention-backend triton"
+    assert space.step_candidates(space.control) == ()
+
+
+def test_launch_key_holds_what_binds_at_start() -> None:
+    space = space_of(num_steps=(0, 1, 2), eagle_topk=(1, 2), nccl=("default", "six"))
+    by_label = {one.label: space.launch_key(one) for one in space.configurations()}
+    chain = {key for label, key in by_label.items() if "top-k 1" in label and "nccl default" in label}
+    assert len(chain) == 1
+    assert len(set(by_label.values())) == 2 * (1 + 1 + 2)
+    assert space.step_candidates(space.resolve({"num_steps": 2, "eagle_topk": 1, "nccl": "six"})) == (1, 2)
+
+
+def test_configuration_id_does_not_depend_on_names() -> None:
+    one = space_of(num_steps=(2,), nccl=("six",)).configurations()[0]
+    other = space_of(num_steps=(1, 2), nccl=("tree", "six-again")).configurations()[-1]
+    assert one.configuration_id == other.configuration_id
+    assert one.configuration_id != dataclasses.replace(one, args=(("page-size", 1),)).configuration_id
+
+
+@pytest.mark.parametrize("suggestion", [{"num_steps": 1}, {"num_steps": 1, "nccl": "sixx"}])
+def test_a_suggestion_that_does_not_fit_is_refused(suggestion: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfigurationError, match="nccl"):
+        space_of(num_steps=(0, 1), nccl=("default", "six")).resolve(suggestion)
+
+
+def test_a_space_too_large_to_enumerate_is_refused() -> None:
+    with pytest.raises(SpecError, match="400,000 combinations, wanted at most 200,000"):
+        space_of(num_steps=tuple(range(1000)), args={"page-size": tuple(range(400))}).configurations()
+
+
+def test_a_space_travels_to_another_process() -> None:
+    space = space_of(num_steps=(0, 1, 2), nccl=("default", "six"))
+    space.configurations()
+    assert pickle.loads(pickle.dumps(space)).configurations() == space.configurations()
