@@ -52,7 +52,9 @@ class Factor:
     metric: str
     effect: Effect | None
     reason: str | None
-    """Why there is no effect, or what weakens it."""
+    """Why there is no effect."""
+    note: str | None
+    """What else changes with the value."""
     num_pairs: int
     basis: str
 
@@ -80,6 +82,17 @@ def points(results: Results) -> tuple[Point, ...]:
     """Every configuration with valid blocks, in the order of its first trial."""
     first = results.trials.unique("configuration_id", keep="first", maintain_order=True)
     return tuple(_point(row) for row in first.iter_rows(named=True))
+
+
+def step_chain(everything: Sequence[Point], like: Point) -> list[Point]:
+    """The chains (top-k 1) that share everything with `like` but their step count and tree."""
+    drafting = ("num_steps", "eagle_topk", "num_draft_tokens")
+    rest = {name: value for name, value in like.settings.items() if name not in drafting}
+    return [
+        point
+        for point in everything
+        if point.settings["eagle_topk"] == "1" and rest.items() <= point.settings.items() and point.speculates
+    ]
 
 
 def factors(results: Results, observed: Mapping[str, Observed]) -> tuple[Factor, ...]:
@@ -116,12 +129,10 @@ def _factors_of(
             effect = compare(seen.cells, _weights(usable), seen.spread, launches_matter=seen.launches_matter)
         if effect is not None and idle is not None:
             effect = not_exercised(effect, idle)
-        reason = note
+        reason = None
         if effect is None:
-            few = (
-                "fewer than two common blocks" if usable else f"no pair of configurations differs in {dimension} alone"
-            )
-            reason = few
+            none = f"no two configurations with {metric} differ in {dimension} alone"
+            reason = "fewer than two common blocks" if usable else none
         yield Factor(
             dimension=dimension,
             value=value,
@@ -129,6 +140,7 @@ def _factors_of(
             metric=metric,
             effect=effect,
             reason=reason,
+            note=note,
             num_pairs=len(usable),
             basis=seen.basis,
         )

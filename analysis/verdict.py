@@ -13,9 +13,11 @@ from analysis.break_even import BreakEven, break_even
 from analysis.cells import METRICS, REPEAT, cells
 from analysis.costs import Cost, cost
 from analysis.effects import MARGIN, Effect, Level, Verdict, compare, judge, level
-from analysis.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points
+from analysis.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
 from analysis.load import Excluded, Results
 from analysis.phases import Communication, Phases, communication, phases
+from analysis.what_if import StepNeed, step_needs
+from analysis.wording import short_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +71,11 @@ class SweepVerdict:
     """Every configuration with valid blocks, fastest first."""
     phases: tuple[Phases, ...]
     factors: tuple[Factor, ...]
+    names: Mapping[str, str]
+    """Configuration id -> what tells it from the others."""
     break_even: BreakEven | None
     break_even_reason: str | None
+    step_needs: tuple[StepNeed, ...]
     communication: Communication | None
     drift_per_hour: float | None
     control_range: tuple[float, float] | None
@@ -94,6 +99,7 @@ def verdict(results: Results) -> SweepVerdict:
     best, best_reason = _best(results, sides, control)
     shown = {point.configuration_id: phases(point, totals) for point in everything}
     needed, needed_reason = _break_even(results, speculative, plain, shown)
+    chain = [shown[point.configuration_id] for point in _chain(everything, speculative)]
     traced = (shown[side.configuration_id] for side in (speculative, plain, *sides) if side is not None)
     return SweepVerdict(
         sweep_id=results.sweep_id,
@@ -107,8 +113,10 @@ def verdict(results: Results) -> SweepVerdict:
         sides=sides,
         phases=tuple(shown[side.configuration_id] for side in sides),
         factors=factors(results, observed),
+        names=short_names(everything),
         break_even=needed,
         break_even_reason=needed_reason,
+        step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s) if plain else (),
         communication=next((found for each in traced if (found := communication(results, each))), None),
         drift_per_hour=throughput.spread.drift_per_hour,
         control_range=_control_range(results),
@@ -265,6 +273,11 @@ def _break_even(
         target_tok_s=results.target_tok_s,
     )
     return needed, None
+
+
+def _chain(everything: Sequence[Point], speculative: Side | None) -> list[Point]:
+    like = [point for point in everything if speculative and point.configuration_id == speculative.configuration_id]
+    return step_chain(everything, like[0]) if like else []
 
 
 def _control_range(results: Results) -> tuple[float, float] | None:

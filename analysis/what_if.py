@@ -40,7 +40,7 @@ class StepNeed:
 
 
 def savings(today: Phases) -> tuple[Saving, ...]:
-    """By phase, longest first: throughput = tokens / cycle time, so a millisecond is worth the same wherever it goes."""
+    """By phase, longest first. Throughput is tokens / cycle time: a millisecond is worth the same in every phase."""
     if today.cycle_ms is None or today.tok_s is None:
         return ()
     cycle_ms, tok_s = today.cycle_ms, today.tok_s

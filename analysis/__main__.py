@@ -1,0 +1,127 @@
+"""`python -m analysis report | verdict | break-even`: what a results folder says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from analysis.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
+from analysis.document import document
+from analysis.load import load
+from analysis.report import write_report
+from analysis.short_form import print_short_form
+from analysis.verdict import verdict
+from sweeps.tables import TableError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0, or 2 for input that cannot be used (one line on stderr)."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "break-even":
+            return _break_even(options)
+        if options.command == "verdict":
+            return _verdict(options.results, as_json=options.json)
+        return _report(options.results, options.out or options.results / "report.html")
+    except (TableError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _report(results: Path, out: Path) -> int:
+    judged = verdict(load(results))
+    write_report(judged, out)
+    print_short_form(judged, _console())
+    print(f"\nReport: {out}")
+    return 0
+
+
+def _verdict(results: Path, *, as_json: bool) -> int:
+    judged = verdict(load(results))
+    if as_json:
+        print(json.dumps(document(judged), indent=2, allow_nan=False))
+    else:
+        print_short_form(judged, _console())
+    return 0
+
+
+def _break_even(options: argparse.Namespace) -> int:
+    found = break_even(
+        cycle_ms=options.cycle_ms,
+        baseline_tok_s=options.baseline_tok_s,
+        num_steps=options.num_steps,
+        target_tok_s=options.target_tok_s,
+    )
+    if options.json:
+        print(json.dumps(_break_even_document(found), indent=2, allow_nan=False))
+        return 0
+    print(
+        f"Break-even accept length: {found.accept_length:.2f} tokens per cycle "
+        f"(a cycle of {found.cycle_ms:g} ms against {found.baseline_tok_s:g} tok/s without speculation)"
+    )
+    print(_accuracy_line("to break even", found.accuracy))
+    if found.target_accuracy is not None:
+        print(f"Accept length for {found.target_tok_s:g} tok/s: {found.target_accept_length:.2f}")
+        print(_accuracy_line(f"for {found.target_tok_s:g} tok/s", found.target_accuracy))
+    return 0
+
+
+def _accuracy_line(purpose: str, accuracy: Accuracy) -> str:
+    steps = f"with {accuracy.num_steps} draft step{'' if accuracy.num_steps == 1 else 's'}"
+    if accuracy.conditional_accuracy is None:
+        return f"Conditional accuracy needed {purpose}, {steps}: none ({accuracy.reason})"
+    return f"Conditional accuracy needed {purpose}, {steps}: {accuracy.conditional_accuracy:.2f}"
+
+
+def _break_even_document(found: BreakEven) -> dict[str, object]:
+    """`conditional_accuracy_needed` is for the target where there is one, for breaking even otherwise."""
+    wanted = found.target_accuracy or found.accuracy
+    return {
+        "cycle_ms": found.cycle_ms,
+        "baseline_tok_s": found.baseline_tok_s,
+        "target_tok_s": found.target_tok_s,
+        "num_steps": found.num_steps,
+        "break_even_accept_length": found.accept_length,
+        "conditional_accuracy_to_break_even": found.accuracy.conditional_accuracy,
+        "accept_length_needed": wanted.accept_length,
+        "conditional_accuracy_needed": wanted.conditional_accuracy,
+        "needed_for": "target" if found.target_accuracy else "break even",
+        "reason": wanted.reason,
+    }
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a log, wide enough for the tables."""
+    return Console() if sys.stdout.isatty() else Console(width=140, no_color=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m analysis", description="What a sweep's results say.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser("report", help="write one self-contained page, and print its short form")
+    report.add_argument("results", type=Path, help="a results folder")
+    report.add_argument("--out", type=Path, help="the page (report.html in the results folder where absent)")
+    judged = commands.add_parser("verdict", help="the verdicts, for people or programs")
+    judged.add_argument("results", type=Path, help="a results folder")
+    judged.add_argument("--json", action="store_true", help="as JSON")
+    even = commands.add_parser("break-even", help="the accept length and accuracy that a cycle time asks for")
+    even.add_argument("--cycle-ms", type=float, required=True, help="one draft, verify, extend cycle")
+    even.add_argument("--baseline-tok-s", type=float, required=True, help="throughput without speculation")
+    even.add_argument("--target-tok-s", type=float, help="throughput to reach")
+    even.add_argument(
+        "--num-steps",
+        type=int,
+        default=DEFAULT_NUM_STEPS,
+        help=f"draft steps per cycle, at this cycle time (default {DEFAULT_NUM_STEPS})",
+    )
+    even.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""The report: one self-contained page that needs no network. What it must say first comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from analysis import charts
+from analysis.effects import MARGIN, Effect
+from analysis.factors import FACTOR_METRICS, Factor
+from analysis.phases import Phases
+from analysis.verdict import Side, SweepVerdict
+from analysis.what_if import StepNeed, ms_to_break_even, savings
+from analysis.wording import METRIC_NAMES, communication_bound, hours, percent, verdict_words
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_HOW = (
+    "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
+    "Intervals (95 %) cover launches and blocks: the spread among launches comes from configurations that were launched "
+    "repeatedly (controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts "
+    "for every configuration and are compared in pairs. Where nothing was launched twice, no difference is claimed. "
+    f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
+    "dimensions are corrected by Holm over all comparisons of the same metric; the intervals there are not."
+)
+
+
+def write_report(verdict: SweepVerdict, path: Path) -> None:
+    """Write the page. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(verdict), encoding="utf-8")
+
+
+def page(verdict: SweepVerdict) -> str:
+    """The whole HTML document."""
+    title = f"{verdict.sweep_id} (engine: {verdict.engine})"
+    sections = (
+        _header(verdict),
+        _tiles(verdict),
+        _throughput(verdict),
+        _cycle(verdict),
+        _dimensions(verdict),
+        _what_if(verdict),
+        _launch(verdict),
+        _left_out(verdict),
+        _cost(verdict),
+        f"<footer>{escape(_HOW)}</footer>",
+    )
+    body = "\n".join(sections)
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(title), plotly=get_plotlyjs(), body=body
+    )
+
+
+def _header(verdict: SweepVerdict) -> str:
+    simulated = verdict.engine == "simulated"
+    engine = "simulated engine: these numbers are simulated, not measured" if simulated else f"engine: {verdict.engine}"
+    shade = "engine simulated" if simulated else "engine"
+    pinned = '<span class="engine simulated">acceptance pinned: no recommendation</span>' if verdict.pinned else ""
+    head, _, numbers = verdict.speculation_pays.sentence.partition(": ")
+    lead = numbers[:1].upper() + numbers[1:]
+    selection = verdict.speculation_pays.selection
+    return (
+        f'<header><div class="over"><span>{escape(verdict.sweep_id)}</span><span>{escape(verdict.machine or "")}</span>'
+        f'<span class="{shade}">{escape(engine)}</span>{pinned}</div>'
+        f"<h1>{escape(head.rstrip('.'))}.</h1><p class='lead'>{escape(lead)}</p>"
+        + (f'<div class="over" style="margin-top:8px">{escape(selection)}</div>' if selection else "")
+        + "</header>"
+    )
+
+
+def _tiles(verdict: SweepVerdict) -> str:
+    pays, needed = verdict.speculation_pays, verdict.break_even
+    tiles = [_side_tile("no speculation, control", verdict.control), _side_tile("best speculative", pays.speculative)]
+    if needed is not None and pays.speculative is not None:
+        today = _today(verdict)
+        value = f"{today.accept_length:.2f}" if today and today.accept_length else "not known"
+        tiles.append(_tile("accept length today", value, f"break-even at {needed.accept_length:.2f}"))
+    if verdict.communication is not None:
+        share = f"{verdict.communication.share:.1%}"
+        tiles.append(_tile("communication in verify", share, "of kernel time: bounds what NCCL can win"))
+    grid = verdict.cost.exhaustive_grid
+    note = "" if grid is None else f"an exhaustive grid: {hours(grid)}"
+    tiles.append(_tile("cost", f"{hours(verdict.cost.total)} <small>GPU hours</small>", note))
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _throughput(verdict: SweepVerdict) -> str:
+    if not verdict.sides:
+        return _section("Throughput", "Nothing was completed, so there is nothing to compare.")
+    more = len(verdict.sides) - charts.MOST_ROWS
+    text = "Every configuration with its 95 % interval, fastest on top (after correction for drift)."
+    if any(side.pruned for side in verdict.sides):
+        text += " Hollow: pruned before its last block."
+    if more > 0:
+        text += f" The {more} slowest are not drawn."
+    if any(side.interval_covers != "launches and blocks" for side in verdict.sides):
+        text += " Nothing was launched twice: intervals cover blocks only, and no difference is claimed."
+    return _section(
+        "Throughput", text, _figure(charts.throughput_dots(verdict.sides, _names(verdict), verdict.control))
+    )
+
+
+def _cycle(verdict: SweepVerdict) -> str:
+    timed = [each for each in verdict.phases if each.cycle_ms is not None]
+    if not timed:
+        return _section("Where the cycle goes", "No cycle was timed.")
+    parts = [_figure(charts.phase_bars(timed, _names(verdict)))]
+    if verdict.communication is not None:
+        parts.append(f'<p class="say">{escape(communication_bound(verdict.communication))}</p>')
+        parts.append(_figure(charts.kernel_bars(verdict.communication)))
+    else:
+        parts.append("<p>No kernel trace: the share of communication in verify is not known.</p>")
+    text = "One draft, verify, extend round of the server; a plain decode step without speculation."
+    return _section("Where the cycle goes", text, *parts)
+
+
+def _dimensions(verdict: SweepVerdict) -> str:
+    title = "What each dimension does"
+    if not verdict.factors:
+        return _section(title, "Only one value of every dimension has results: there is no effect to show.")
+    groups: dict[tuple[str, str, str], dict[str, Factor]] = {}
+    for factor in verdict.factors:
+        groups.setdefault((factor.dimension, factor.value, factor.reference), {})[factor.metric] = factor
+    rows = []
+    for (dimension, value, reference), by_metric in groups.items():
+        most = max(factor.num_pairs for factor in by_metric.values())
+        notes = [f"{most} matched pair{'' if most == 1 else 's'}", *{f.note for f in by_metric.values() if f.note}]
+        head = f"<b>{escape(dimension)}</b> {escape(reference)} → {escape(value)}"
+        first = f'<td>{head}<div class="why">{escape("; ".join(notes))}</div></td>'
+        rows.append(first + "".join(_effect_cell(by_metric[metric]) for metric in FACTOR_METRICS))
+    header = ["dimension", *(METRIC_NAMES[metric] for metric in FACTOR_METRICS)]
+    text = "From pairs of configurations that differ in that dimension alone. Lower is better for times."
+    return _section(title, text, _table(header, rows))
+
+
+def _what_if(verdict: SweepVerdict) -> str:
+    title = "What would make speculation pay"
+    needed, plain, today = verdict.break_even, verdict.speculation_pays.plain, _today(verdict)
+    figure = charts.accept_length_curve(verdict, _names(verdict))
+    if needed is None or figure is None or today is None or plain is None:
+        return _section(title, f"{verdict.break_even_reason or 'not known'}.".capitalize())
+    missing_ms = ms_to_break_even(today, baseline_tok_s=plain.tok_s)
+    parts = [_figure(figure)]
+    if verdict.step_needs:
+        parts.append("<h2>Accuracy that the drafter needs</h2>")
+        parts.append(
+            "<p>Chance that a draft token is accepted given that all before it were, taken as constant along a chain "
+            "(top-k 1). Step counts that were not run take their cycle time from the line through those that were.</p>"
+        )
+        parts.append(_needs_table(verdict.step_needs))
+    parts.append("<h2>Next milliseconds to save</h2>")
+    if missing_ms is not None:
+        parts.append(f"<p>{escape(_missing(missing_ms, today.accept_length))}</p>")
+    rows = [
+        f'<td>{saving.phase}</td><td class="n">{saving.ms:.2f} ms</td><td class="n">{saving.share:.1%}</td>'
+        f'<td class="n">{"—" if saving.tok_s_1ms_less is None else f"{saving.tok_s_1ms_less:.1f}"}</td>'
+        f'<td class="n">{saving.tok_s_if_free:.1f}</td>'
+        for saving in savings(today)
+    ]
+    parts.append(_table(["phase", "#now", "#share of cycle", "#tok/s with 1 ms less", "#tok/s if it were free"], rows))
+    text = (
+        f"At the cycle of {verdict.names[today.configuration_id]} ({needed.cycle_ms:.2f} ms), speculation breaks even "
+        f"at an accept length of {needed.accept_length:.2f}."
+    )
+    return _section(title, text, *parts)
+
+
+def _launch(verdict: SweepVerdict) -> str:
+    title = "Launch the winner"
+    if verdict.best is None:
+        return _section(title, f"{verdict.best_reason}.".capitalize())
+    text = f"{verdict.best.label}: {verdict.best_reason}."
+    command = verdict.best.launch_command or "the engine gave no command"
+    return _section(title, text, f"<pre>{escape(_broken(command))}</pre>")
+
+
+def _left_out(verdict: SweepVerdict) -> str:
+    rows = [
+        f"<td>{escape(each.label)}<div class='why'>{escape(each.trial_id)}</div></td><td>{escape(each.kind)}</td>"
+        f"<td>{escape(each.reason)}{'' if each.what == 'trial' else f' ({each.count} blocks)'}</td>"
+        for each in verdict.excluded
+    ]
+    text = "Trials and blocks that were left out of the comparisons, or cut short, and why."
+    parts = [_table(["configuration", "what happened", "why"], rows)] if rows else []
+    if verdict.warnings:
+        items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
+        parts.append(f'<h2>To be read with care</h2><ul class="notes">{items}</ul>')
+    return _section("Excluded, and why", text if rows else "Nothing was excluded.", *parts)
+
+
+def _cost(verdict: SweepVerdict) -> str:
+    spent, grid = verdict.cost.total, verdict.cost.exhaustive_grid
+    text = f"{hours(spent)} GPU hours over {sum(verdict.cost.by_status.values())} trials "
+    text += "(" + ", ".join(f"{count} {status}" for status, count in verdict.cost.by_status.items()) + ")."
+    if grid is not None:
+        text += (
+            f" Every one of {verdict.cost.num_configurations} {verdict.cost.counts} once, each with its own launch and "
+            f"all its blocks, without controls: {hours(grid)} GPU hours."
+        )
+    drift = verdict.drift_per_hour
+    if verdict.control_range is not None:
+        low, high = verdict.control_range
+        text += f" The control ranged from {low:.1f} to {high:.1f} tok/s ({high / low - 1:.1%})"
+        text += ", too few launches to fit a drift." if drift is None else f", a drift of {drift:+.2%} an hour."
+    return _section("What it cost", text, _figure(charts.cost_bars(verdict)))
+
+
+def _names(verdict: SweepVerdict) -> dict[str, str]:
+    return {key: charts.wrapped(escape(name)) for key, name in verdict.names.items()}
+
+
+def _today(verdict: SweepVerdict) -> Phases | None:
+    side = verdict.speculation_pays.speculative
+    return next((each for each in verdict.phases if side and each.configuration_id == side.configuration_id), None)
+
+
+def _needs_table(needs: Sequence[StepNeed]) -> str:
+    targeted = any(need.target is not None for need in needs)
+    rows = []
+    for need in needs:
+        cycle = f"{need.cycle_ms:.1f} ms" + (" (estimated)" if need.extrapolated else "")
+        today = "—" if need.accept_length_today is None else f"{need.accept_length_today:.2f}"
+        accuracies = [need.break_even] + ([need.target] if need.target is not None else [])
+        cells = "".join(
+            f'<td class="n">{each.accept_length:.2f}</td><td class="n">'
+            + ("out of reach" if each.conditional_accuracy is None else f"{each.conditional_accuracy:.0%}")
+            + "</td>"
+            for each in accuracies
+        )
+        rows.append(f'<td>{need.num_steps}</td><td class="n">{cycle}</td><td class="n">{today}</td>{cells}')
+    header = ["draft steps", "#cycle", "#AL today", "#AL to break even", "#accuracy needed"]
+    return _table(header + (["#AL for the target", "#accuracy needed"] if targeted else []), rows)
+
+
+def _missing(missing_ms: float, accept_length: float | None) -> str:
+    today = "" if accept_length is None else f" of {accept_length:.2f}"
+    if missing_ms > 0:
+        return f"At today's accept length{today}, the cycle would have to lose {missing_ms:.1f} ms to break even."
+    return f"At today's accept length{today}, the cycle has {-missing_ms:.1f} ms to spare before it stops paying."
+
+
+def _effect_cell(factor: Factor) -> str:
+    effect: Effect | None = factor.effect
+    if effect is None:
+        return f'<td class="cell"><span class="why">{escape(factor.reason or "")}</span></td>'
+    low, high = effect.interval
+    why = f' title="{escape(effect.reason)}"' if effect.reason else ""
+    shade = effect.verdict.replace(" ", "-")
+    return (
+        f'<td class="cell"{why}><span class="word {shade}">{verdict_words(effect)}</span><br>{percent(effect.effect)}'
+        f'<div class="range">{percent(low)} to {percent(high)}</div></td>'
+    )
+
+
+def _side_tile(name: str, side: Side | None) -> str:
+    if side is None:
+        return _tile(name, "none", "not completed")
+    interval = "" if side.interval is None else f"{side.interval[0]:.1f} to {side.interval[1]:.1f}, "
+    launches = f"{side.num_launches} launch{'' if side.num_launches == 1 else 'es'}"
+    return _tile(name, f"{side.tok_s:.1f} <small>tok/s</small>", interval + launches)
+
+
+def _tile(name: str, value: str, note: str) -> str:
+    return (
+        f'<div class="tile"><div class="name">{escape(name)}</div><div class="value">{value}</div>'
+        f'<div class="note">{escape(note)}</div></div>'
+    )
+
+
+def _section(title: str, text: str, *parts: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{escape(text)}</p>{''.join(parts)}</section>"
+
+
+def _table(header: Sequence[str], rows: Iterable[str]) -> str:
+    """Column names that start with # are numbers."""
+    names = "".join(
+        f'<th class="n">{escape(name[1:])}</th>' if name.startswith("#") else f"<th>{escape(name)}</th>"
+        for name in header
+    )
+    return f'<div class="scroll"><table><tr>{names}</tr>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
+
+
+def _figure(figure: go.Figure) -> str:
+    options: Mapping[str, bool] = {"displayModeBar": False, "responsive": True}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=options))
+
+
+def _broken(command: str) -> str:
+    """One flag a line, as a shell takes it."""
+    return command.replace(" --", " \\\n  --").replace(" -m ", " \\\n  -m ", 1)

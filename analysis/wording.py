@@ -1,0 +1,77 @@
+"""How verdicts and settings are put into words; shared by the page and the short form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from analysis.effects import Effect
+from analysis.factors import Point
+from analysis.phases import Communication
+
+METRIC_NAMES: Mapping[str, str] = {
+    "tok_s": "throughput",
+    "accept_length": "accept length",
+    "draft_ms": "draft time",
+    "verify_ms": "verify time",
+    "extend_ms": "extend time",
+}
+_SHORT = {"num_steps": "steps {}", "eagle_topk": "top-k {}", "num_draft_tokens": "{} draft tokens", "nccl": "nccl {}"}
+
+
+def short_names(points: Sequence[Point]) -> dict[str, str]:
+    """Configuration id -> the settings that tell it from the others; unique."""
+    drafting = [point for point in points if point.speculates]
+    varying = {
+        name
+        for name in dict.fromkeys(name for point in points for name in point.settings)
+        if len({point.settings.get(name) for point in (drafting if _drafts(name) else points)}) > 1
+    }
+    if all(point.settings.get("eagle_topk") == "1" for point in drafting):
+        varying.discard("num_draft_tokens")
+    names = {point.configuration_id: _short_name(point, varying) for point in points}
+    taken = list(names.values())
+    return {key: name if taken.count(name) == 1 else f"{name} ({key})" for key, name in names.items()}
+
+
+def verdict_words(effect: Effect | None) -> str:
+    """`better`, `equivalent within 1 %`, ..."""
+    if effect is None:
+        return "undecided"
+    return f"equivalent within {effect.margin:.0%}" if effect.verdict == "equivalent" else effect.verdict
+
+
+def percent(value: float) -> str:
+    """Signed, with as many digits as matter."""
+    return f"{value:+.0%}" if abs(value) >= 1 else f"{value:+.1%}" if abs(value) >= 0.1 else f"{value:+.2%}"
+
+
+def communication_bound(found: Communication) -> str:
+    """The most that any communication setting can win, in one sentence."""
+    comm_ms = found.us_by_kind.get("communication", 0.0) / 1000
+    return (
+        f"Communication is {found.share:.1%} of the kernel time in verify ({comm_ms:.2f} ms of a cycle of "
+        f"{found.cycle_ms:.1f} ms): even if it cost nothing, {found.tok_s:.1f} tok/s would become at most "
+        f"{found.most_tok_s:.1f} ({found.most_tok_s / found.tok_s - 1:+.1%}); no NCCL setting can win more."
+    )
+
+
+def hours(gpu_seconds: float) -> str:
+    """GPU hours."""
+    return f"{gpu_seconds / 3600:.2f}" if gpu_seconds < 36000 else f"{gpu_seconds / 3600:.1f}"
+
+
+def _drafts(name: str) -> bool:
+    return name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+
+
+def _short_name(point: Point, varying: set[str]) -> str:
+    parts = [] if point.speculates else ["no speculation"]
+    for name, value in point.settings.items():
+        if name not in varying or (_drafts(name) and not point.speculates):
+            continue
+        if name == "num_draft_tokens" and point.settings.get("eagle_topk") == "1":
+            continue
+        parts.append(_SHORT.get(name, name.partition(".")[2] + " {}").format(value if value is not None else "unset"))
+    if not parts:
+        parts = [f"steps {point.settings['num_steps']}"]
+    return ", ".join(part.strip() for part in parts)
