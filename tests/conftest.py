@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 _SWEPT_PREFIXES = ("NCCL_", "SGLANG_", "RAY_", "TUNE_")
 
