@@ -104,7 +104,7 @@ class Server:
         with self.lock:
             self.generations += 1
             accepted = 0 if "draft_inert" in self.faults else (self.generations * 7) % (steps + 1)
-        came = min(left, 1 + accepted)
+        came = 1 + accepted
         started_ms = time.monotonic() * 1000
         time.sleep(self.cycle_s * scale)
         cycle_ms = time.monotonic() * 1000 - started_ms
@@ -117,10 +117,11 @@ class Server:
         if self.recording:
             for cycles in self.cycles.values():
                 cycles.append(row)
-        return came
+        return min(left, came)
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     server_state: Server
     requests_served = 0
 
@@ -159,6 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         tokens = state.tokens(prompt, wanted)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         done = 1  # prefill gives the first
         self._chunk(tokens[:done], prompt, finished=wanted == done)
@@ -167,7 +169,8 @@ class Handler(BaseHTTPRequestHandler):
                 die("RuntimeError: CUDA error: an illegal memory access was encountered")
             done += state.run_cycle(wanted - done)
             self._chunk(tokens[:done], prompt, finished=done == wanted)
-        self.wfile.write(b"data: [DONE]\n\n")
+        self._write(b"data: [DONE]\n\n")
+        self._write(b"")
 
     def _chunk(self, tokens: list[int], prompt: str, *, finished: bool) -> None:
         meta = {
@@ -175,7 +178,10 @@ class Handler(BaseHTTPRequestHandler):
             "completion_tokens": len(tokens),
             "finish_reason": {"type": "length"} if finished else None,
         }
-        self.wfile.write(f"data: {json.dumps({'output_ids': tokens, 'text': '', 'meta_info': meta})}\n\n".encode())
+        self._write(f"data: {json.dumps({'output_ids': tokens, 'text': '', 'meta_info': meta})}\n\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
     def _send(self, content: Any, status: int = 200) -> None:

@@ -77,8 +77,7 @@ class ProbeLink:
             for rank in ranks:
                 path = self.folder / f"answer-{rank}-{self._last_id}.json"
                 if rank not in answers and path.exists():
-                    answers[rank] = json.loads(path.read_text(encoding="utf-8"))
-                    path.unlink()
+                    answers[rank] = _answer(path)
             if is_gone() or time.monotonic() > deadline:
                 silent = sorted(set(ranks) - set(answers))
                 raise ProbeError(f"no answer to {command['do']!r} from ranks {silent} within {timeout_s:g} s")
@@ -99,6 +98,16 @@ class ProbeLink:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+def _answer(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    try:
+        document: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise ProbeError(f"{path.name} is torn after {len(text)} characters: {error}") from error
+    return document
 
 
 def _handshake(document: Mapping[str, Any]) -> Handshake:

@@ -66,7 +66,7 @@ def gather_evidence(
         all_reduce=all_reduce,
         conf_files=nccl_conf_files(handshakes[0].environment),
     )
-    in_ranks = [_held_by(cycles, each.rank, configuration) for each in handshakes]
+    in_ranks = [_held_by(cycles, each, configuration) for each in handshakes]
     return (*rows, *grade_arguments(_requested_arguments(configuration), resolved, in_ranks=in_ranks)), all_reduce
 
 
@@ -82,13 +82,13 @@ def _requested_arguments(configuration: Configuration) -> dict[str, str]:
     return arguments
 
 
-def _held_by(cycles: pa.Table, rank: int, configuration: Configuration) -> dict[str, str]:
-    """What the rank's last cycle ran with. At top-k 1 the step count is the whole state."""
+def _held_by(cycles: pa.Table, handshake: Handshake, configuration: Configuration) -> dict[str, str]:
+    """What the rank's last cycle ran with. In a server that switches step counts, those are the whole state."""
     if not configuration.speculates:
         return {}
-    num_steps = cycles.filter(pc.equal(cycles["rank"], rank))["num_steps"].to_pylist()[-1]
+    num_steps = cycles.filter(pc.equal(cycles["rank"], handshake.rank))["num_steps"].to_pylist()[-1]
     held = {"speculative_num_steps": str(num_steps)}
-    if configuration.eagle_topk == 1:
+    if handshake.step_candidates:
         held["speculative_num_draft_tokens"] = str(num_steps + 1)
     return held
 

@@ -1,0 +1,190 @@
+"""The real engine over a server that misbehaves: every way to fail is an EngineError, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweeps.engines import lease
+from sweeps.engines.base import EngineError
+from sweeps.engines.sglang import SGLangEngine
+from sweeps.space import Configuration, Space
+from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.trial import refuse_not_effective
+from sweeps.workload import Block, plan_blocks
+
+STUB = Path(__file__).parents[2] / "stub_server.py"
+SPEC = SweepSpec(
+    sweep="faults",
+    engine=EngineSpec(
+        kind="sglang",
+        launcher=(sys.executable, "-I", "-S", str(STUB)),
+        model_path="stub",
+        args={"tp-size": 2},
+        switch_in_place=False,
+        deadlines_s=Deadlines(load=20, nccl_init=20, capture=20, draft_init=20, first_request=20, block=20, stop=30),
+    ),
+    search=SearchSpec(num_steps=(0, 2), nccl=("ll",)),
+    nccl_sets={"ll": {"NCCL_PROTO": "LL"}},
+    drafters={"any": "any"},
+    workload=WorkloadSpec(prompt_tokens=8, output_tokens=24, blocks=1, warmup_blocks=0),
+    resources=ResourceSpec(gpus=2),
+)
+
+
+class Faulty:
+    """Engines over the stub, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engines: list[SGLangEngine] = []
+
+    def engine(self, fault: str, **deadlines_s: float) -> SGLangEngine:
+        limits = replace(SPEC.engine.deadlines_s, **deadlines_s)
+        spec = replace(SPEC, engine=replace(SPEC.engine, env={"STUB_FAULT": fault}, deadlines_s=limits))
+        self.engines.append(SGLangEngine(spec, logs=self.folder / "logs", node_folder=self.folder / "node"))
+        return self.engines[-1]
+
+    @property
+    def configuration(self) -> Configuration:
+        return next(each for each in Space(SPEC).configurations() if each.num_steps == 2)
+
+    @property
+    def block(self) -> Block:
+        return plan_blocks(SPEC.workload, folder=Path())[-1]
+
+    def daemon(self) -> tuple[int, int]:
+        text = "".join(path.read_text() for path in (self.folder / "logs").glob("*.log"))
+        pid, port = text.split("daemon ")[1].split()[:2]
+        return int(pid), int(port)
+
+    def nothing_is_left(self) -> bool:
+        node = self.folder / "node"
+        return [path.name for path in node.iterdir()] == ["leases"] and not list((node / "leases").iterdir())
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[Faulty]:
+    bench = Faulty(tmp_path)
+    yield bench
+    for engine in bench.engines:
+        engine.close()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "stage", "kind", "words", "deadlines_s"),
+    [
+        ("crash_at_load", "load", "crash", "TP0: RuntimeError: CUDA error", {}),
+        ("gpu_oom", "capture", "gpu_oom", "CUDA out of memory", {}),
+        ("host_oom", "load", "host_oom", "ended with code -9", {}),
+        ("no_algorithm", "nccl_init", "nccl_no_algorithm", "invalid usage", {}),
+        ("bad_argument", "load", "invalid_config", "--no-such-flag", {}),
+        ("hang_at_init", "nccl_init", "hang_nccl_init", "took longer than its 0.5 s", {"nccl_init": 0.5}),
+        ("slow_ready:30", "capture", "hang", "took longer than its 0.5 s", {"capture": 0.5}),
+        ("dead_verify", "first_request", "hang_in_verify", "no complete answer", {"first_request": 0.5}),
+        ("unauthorised", "first_request", "invalid_config", "401", {}),
+        ("crash_in_block:0", "first_request", "crash", "illegal memory access", {}),
+        ("no_handshake", "first_request", "no_handshake", r"ranks \[0, 1\], got \[\]", {}),
+        ("half_cycles", "measure", "no_handshake", "is torn", {}),
+    ],
+)
+def test_a_launch_that_fails(
+    faulty: Faulty, fault: str, stage: str, kind: str, words: str, deadlines_s: dict[str, float]
+) -> None:
+    engine = faulty.engine(fault, **deadlines_s)
+    with pytest.raises(EngineError, match=words) as raised:
+        engine.launch(faulty.configuration)
+    assert (raised.value.stage, raised.value.kind) == (stage, kind)
+    assert faulty.nothing_is_left()
+
+
+def test_a_crash_in_the_middle_of_a_block(faulty: Faulty) -> None:
+    engine = faulty.engine("crash_in_block:1")
+    engine.launch(faulty.configuration)
+    with pytest.raises(EngineError, match="illegal memory access") as raised:
+        engine.run_block(faulty.block)
+    assert (raised.value.stage, raised.value.kind, raised.value.transient) == ("measure", "crash", True)
+    assert raised.value.log_tail
+    engine.close()
+    assert faulty.nothing_is_left()
+
+
+def test_slow_is_not_dead(faulty: Faulty) -> None:
+    faulty.engine("slow_ready:0.7").launch(faulty.configuration)
+
+
+@pytest.mark.parametrize(
+    ("fault", "setting", "seen"),
+    [
+        ("override:NCCL_PROTO=Simple", "env.NCCL_PROTO", "Simple"),
+        ("draft_tokens", "args.speculative_num_draft_tokens", "4"),
+    ],
+)
+def test_an_overridden_setting_makes_the_trial_not_effective(
+    faulty: Faulty, fault: str, setting: str, seen: str
+) -> None:
+    report = faulty.engine(fault).launch(faulty.configuration)
+    rows = [row for row in report.evidence if row.setting == setting]
+    assert {(row.rank, row.grade, row.seen) for row in rows} == {(0, "overridden", seen), (1, "overridden", seen)}
+    with pytest.raises(EngineError, match=setting):
+        refuse_not_effective(report.evidence)
+
+
+def test_an_injected_variable_is_extra_and_no_failure(faulty: Faulty) -> None:
+    report = faulty.engine("inject:NCCL_P2P_LEVEL=SYS").launch(faulty.configuration)
+    (row, _) = [row for row in report.evidence if row.setting == "env.NCCL_P2P_LEVEL"]
+    assert (row.grade, row.requested, row.seen) == ("extra", None, "SYS")
+    assert "unknown hand" in str(row.detail)
+    refuse_not_effective(report.evidence)
+
+
+def test_a_daemon_and_its_port_go_with_the_server(faulty: Faulty) -> None:
+    engine = faulty.engine("daemon")
+    engine.launch(faulty.configuration)
+    pid, port = faulty.daemon()
+    assert listens(port)
+    engine.close()
+    assert lease.identify(pid) is None
+    assert not listens(port)
+    assert faulty.nothing_is_left()
+
+
+def test_the_daemon_of_a_failed_launch_goes_too(faulty: Faulty) -> None:
+    with pytest.raises(EngineError):
+        faulty.engine("daemon,gpu_oom").launch(faulty.configuration)
+    assert lease.identify(faulty.daemon()[0]) is None
+    assert faulty.nothing_is_left()
+
+
+def test_what_a_killed_guard_left_is_reaped_at_the_next_start_and_a_twin_lives(faulty: Faulty) -> None:
+    faulty.engine("daemon").launch(faulty.configuration)
+    pid, _ = faulty.daemon()
+    (path,) = (faulty.folder / "node" / "leases").iterdir()
+    left = lease.Lease.read(path)
+    assert left.server is not None
+    twin = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+    os.kill(left.guard.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while lease.identify(left.server.pid) == left.server:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert lease.identify(pid) is not None
+    faulty.engine("").launch(faulty.configuration)
+    assert lease.identify(pid) is None
+    assert twin.poll() is None
+    twin.kill()
+    twin.wait()
