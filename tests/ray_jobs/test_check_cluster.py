@@ -216,7 +216,13 @@ def address() -> Iterator[str]:
         cluster.shutdown()
 
 
+@pytest.fixture
+def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 @pytest.mark.ray
+@pytest.mark.usefixtures("_no_token")
 def test_cluster_has_a_free_node_or_says_what_is_missing(address: str, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(SIMULATED.replace("GPUS", "8"), encoding="utf-8")
@@ -233,6 +239,7 @@ def test_cluster_has_a_free_node_or_says_what_is_missing(address: str, tmp_path:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("_no_token")
 def test_gpus_held_by_another_job_are_not_free(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_jobs.check_cluster.FREE_WITHIN_S", 1.0)
     import ray

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import start
 
@@ -59,6 +60,23 @@ def test_modules_and_specs_named_in_deployment_texts_exist() -> None:
     assert modules
     assert all((ROOT / f"{module.replace('.', '/')}.py").is_file() for module in modules)
     assert all((ROOT / path).is_file() for path in re.findall(r"sweeps/specs/[a-z0-9_]+\.yaml", text))
+
+
+def test_a_job_uploads_the_code_and_not_the_history(tmp_path: Path) -> None:
+    for name in (".gitignore", ".rayignore"):
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    kept = [tmp_path / "sweeps" / "specs" / "a.yaml", tmp_path / "tests" / "assets" / "recording.parquet"]
+    left = [tmp_path / ".git" / "pack", tmp_path / ".venv" / "lib", tmp_path / "results" / "old" / "sweep.json"]
+    for path in (*kept, *left):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def parts(path: Path) -> list[Path]:
+        return [path, *(parent for parent in path.parents if parent.is_relative_to(tmp_path))]
+
+    excluded = get_excludes_from_ignore_files(tmp_path, include_gitignore=True)
+    uploaded = [path for path in (*kept, *left) if not any(rule(part) for rule in excluded for part in parts(path))]
+    assert uploaded == kept
 
 
 def test_both_parts_of_the_requirements_pin_everything() -> None:
