@@ -20,8 +20,10 @@ from sweeps.engines.recording import BlockKey, RecordedConfiguration, Recording,
 from sweeps.space import Configuration
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.summary import BlockSummary
+from sweeps.tables import CYCLE_COLUMNS
 from sweeps.workload import Block
 
+_STARTED_MS = CYCLE_COLUMNS.get_field_index("started_ms")
 _BOOT = ("launch", "weight_load", "capture")
 
 
@@ -102,7 +104,7 @@ class ReplayEngine:
             decode_s=row["decode_s"],
             decode_tokens=row["decode_tokens"],
             requests=_requests(row, self.recording.requests(key)),
-            cycles=cycles.set_column(cycles.schema.get_field_index("started_ms"), "started_ms", started_ms),
+            cycles=cycles.set_column(_STARTED_MS, CYCLE_COLUMNS.field(_STARTED_MS), started_ms),
             telemetry={
                 name: row[name] for name in ("sm_clock_mhz", "power_w", "temperature_c") if row[name] is not None
             },

@@ -193,10 +193,11 @@ class SimulatedEngine:
         )
 
     def _difficulty(self, index: int, *, warmup: bool) -> float:
+        """Standard normal; two neighbouring blocks are as much harder as easier, like a prompt set that is balanced."""
         key = warmup, index
         if key not in self._difficulties:
-            rng = np.random.default_rng((self._seed, 0xB10C, int(warmup), index))
-            self._difficulties[key] = float(rng.standard_normal())
+            rng = np.random.default_rng((self._seed, 0xB10C, int(warmup), index // 2))
+            self._difficulties[key] = (-1.0) ** index * float(rng.standard_normal())
         return self._difficulties[key]
 
     def _boot_s(self, configuration: Configuration, *, cold: bool) -> dict[str, float]:
