@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from ray_jobs.run_sweep import main
+from sweeps.tables import ResultsFolder, read_table
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = """
+sweep: small
+engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8}
+drafters: {founding: founding}
+search: {num_steps: [0, 1, 2, 3, 5], eagle_topk: [1, 2], nccl: [default, ring]}
+nccl_sets: {ring: {NCCL_ALGO: Ring}}
+workload: {prompt_tokens: 16, output_tokens: 64, warmup_blocks: 1, blocks: 4}
+control: {every: 4}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _restored_environment(monkeypatch: pytest.MonkeyPatch, _clean_environment: None) -> None:
+    # main() settles Ray's environment; monkeypatch takes it back.
+    for name, value in {**RAY_SETTINGS, **LOCAL_SETTINGS}.items():
+        monkeypatch.setenv(name, value)
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "ray_jobs.run_sweep", *map(str, words)]
+
+
+def completed(root: Path) -> dict[str, dict[str, object]]:
+    rows = read_table(ResultsFolder(root), "trials").to_pylist()
+    return {row["trial_id"]: row for row in rows if row["status"] == "completed"}
+
+
+class TestRefusals:
+    """Exit code 2 and one clear line, before any cluster is started."""
+
+    @pytest.fixture(autouse=True)
+    def _no_cluster(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def never(*args: object, **kwargs: object) -> None:
+            raise AssertionError("a cluster was started for a sweep that cannot run")
+
+        monkeypatch.setattr("ray.init", never)
+
+    def refused(self, capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+        assert main([str(word) for word in words]) == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("error: ")
+        return said
+
+    def test_no_such_spec(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "does not exist" in self.refused(capsys, tmp_path / "none.yaml")
+
+    @pytest.mark.parametrize(
+        ("before", "after", "said"),
+        [
+            ("sweep: small", "sweep: [small", "YAML"),
+            ("num_steps: [0, 1, 2, 3, 5]", "num_steps: []", "num_steps"),
+            ("eagle_topk: [1, 2]", "eagle_topk: [-1]", "eagle_topk"),
+            ("control: {every: 4}", "study: {sampler: {name: tpe, options: {seeds: 1}}}", "seeds"),
+        ],
+    )
+    def test_a_spec_that_cannot_be(
+        self, spec: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, said: str
+    ) -> None:
+        spec.write_text(SMALL.replace(before, after))
+        assert said in self.refused(capsys, spec)
+        assert not (Path.cwd() / "results" / "small").exists()
+
+    def test_a_folder_that_cannot_be_written(
+        self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        assert "cannot be written" in self.refused(capsys, spec, "--results", tmp_path / "file" / "results")
+
+    def test_the_folder_of_another_spec(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        root = tmp_path / "results"
+        root.mkdir()
+        (root / "sweep.json").write_text(json.dumps({"sweep_id": "x", "spec_fingerprint": "feedfeedfeed"}))
+        said = self.refused(capsys, spec, "--results", root)
+        assert "another spec" in said
+        assert "feedfeedfeed" in said
+
+    def test_a_folder_of_something_else(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "neither empty nor a results folder" in self.refused(capsys, spec, "--results", tmp_path)
+
+    def test_nothing_to_resume(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "--resume" in self.refused(capsys, spec, "--resume", "--results", tmp_path / "new")
+
+
+class TestDryRun:
+    def test_it_prints_the_space_and_the_cost_and_creates_nothing(
+        self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main([str(spec), "--dry-run"]) == 0
+        said = capsys.readouterr().out
+        assert "18 configurations" in said
+        assert "GPU hours on 8 GPUs" in said
+        assert "not measured" in said
+        assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+    def test_it_prints_every_launch_command_of_the_real_engine(
+        self, spec: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        spec.write_text(
+            SMALL.replace("{kind: simulated, machine: rtx-pro-6000-pcie-x8}", "{kind: sglang, model_path: m}").replace(
+                "eagle_topk: [1, 2]", "eagle_topk: [1, 4], num_draft_tokens: [8]"
+            )
+        )
+        assert main([str(spec), "--dry-run"]) == 0
+        said = capsys.readouterr().out
+        assert "NCCL_ALGO=Ring" in said
+        assert "--speculative-num-steps 5" in said
+        assert "pool 4 < 7" in said
+        assert "assumed" in said
+
+
+@pytest.mark.ray
+def test_a_killed_driver_loses_no_finished_trial(spec: Path, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(command(spec, "--results", root), cwd=ROOT, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: len(completed(root)) >= 3 if root.exists() else False, driver)
+        finally:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+    before = completed(root)
+    again = subprocess.run(
+        command(spec, "--results", root, "--resume"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resumed: " in again.stdout
+    after = completed(root)
+    assert {trial_id: after[trial_id] for trial_id in before} == before
+    measured = [row["configuration_id"] for row in after.values() if row["role"] == "candidate"]
+    assert len(measured) == len(set(measured)) == 17  # the control is the eighteenth
+
+
+@pytest.mark.ray
+def test_a_stopped_job_ends_its_trial_politely(spec: Path, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(command(spec, "--results", root), cwd=ROOT, stdout=log, stderr=log)
+        wait_until(lambda: len(completed(root)) >= 2 if root.exists() else False, driver)
+        driver.terminate()
+        assert driver.wait(timeout=60) == 130, (tmp_path / "log").read_text()
+    rows = read_table(ResultsFolder(root), "trials").to_pylist()
+    assert {row["status"] for row in rows} <= {"completed", "failed"}
+    assert {row["kind"] for row in rows if row["status"] == "failed"} <= {"interrupted"}
+    assert not list((root / "journal").glob("*.jsonl"))
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A local head with 8 logical GPUs and its own ports, ended by its process: `ray stop` would stop others too."""
+    gcs, dashboard, agent, client = (free_port() for _ in range(4))
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_JOB_STOP_WAIT_TIME_S": "30"}
+    ray = Path(sys.executable).with_name("ray")
+    words = [
+        str(ray), "start", "--head", "--block", "--num-cpus=4", "--num-gpus=8",
+        f"--port={gcs}", "--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--ray-client-server-port={client}",
+        f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", "--object-store-memory=100000000",
+    ]  # fmt: skip
+    with (tmp_path / "head.log").open("wb") as log, tempfile.TemporaryDirectory(prefix="head") as short_folder:
+        words.append(f"--temp-dir={short_folder}")  # Ray's sockets do not fit below pytest's long paths
+        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until(lambda: listens(dashboard) and listens(agent), process)
+            yield f"http://127.0.0.1:{dashboard}", environment
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_the_same_command_succeeds_as_a_ray_job(spec: Path, tmp_path: Path, head: tuple[str, dict[str, str]]) -> None:
+    address, environment = head
+    root, copied = tmp_path / "results", tmp_path / "checkout"
+    for package in ("sweeps", "ray_jobs"):
+        (copied / package).parent.mkdir(exist_ok=True)
+        subprocess.run(["cp", "-r", ROOT / package, copied / package], check=True)
+    ray = Path(sys.executable).with_name("ray")
+    entrypoint = command(spec, "--results", root)
+    submitted = subprocess.run(
+        [str(ray), "job", "submit", "--address", address, "--working-dir", str(copied), "--", *entrypoint],
+        env=environment, cwd=copied, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    said = submitted.stdout + submitted.stderr
+    assert submitted.returncode == 0, said
+    assert "succeeded" in said
+    assert "trial 1 of at most" in said
+    assert len({row["configuration_id"] for row in completed(root).values()}) == 18
+
+
+def wait_until(holds: object, process: subprocess.Popen[bytes], *, timeout_s: float = 90.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not holds():  # type: ignore[operator]
+        assert process.poll() is None, f"it ended with {process.returncode}"
+        assert time.monotonic() < end_s, "it took too long"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
