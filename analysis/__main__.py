@@ -28,14 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "verdict":
             return _verdict(options.results, as_json=options.json)
         return _report(options.results, options.out or options.results / "report.html")
-    except (TableError, ValueError, OSError) as error:
+    except (TableError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _report(results: Path, out: Path) -> int:
     judged = verdict(load(results))
-    write_report(judged, out)
+    try:
+        write_report(judged, out)
+    except OSError as error:
+        raise ValueError(f"--out: {out} cannot be written: {error.strerror}") from error
     print_short_form(judged, _console())
     print(f"\nReport: {out}")
     return 0

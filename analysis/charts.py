@@ -217,18 +217,19 @@ def _level(figure: go.Figure, tok_s: float, accept_length: float, name: str, col
 
 
 def _rows(figure: go.Figure, count: int) -> go.Figure:
-    styled = _styled(figure, height=120 + _ROW_PX * max(count, 1))
+    legend = len(figure.data) > 1
+    styled = _styled(figure, height=(110 if legend else 76) + _ROW_PX * max(count, 1), top=46 if legend else 8)
     styled.update_yaxes(autorange="reversed", automargin=True, showgrid=False, ticksuffix="  ")
     return styled
 
 
-def _styled(figure: go.Figure, *, height: int) -> go.Figure:
+def _styled(figure: go.Figure, *, height: int, top: int = 46) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
         height=height,
         font={"family": _FONT, "size": 13, "color": INK},
-        margin={"l": 10, "r": 30, "t": 46, "b": 50},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        margin={"l": 10, "r": 30, "t": top, "b": 50},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         bargap=0.35,
         hoverlabel={"bgcolor": "white", "font": {"family": _FONT}},
     )
@@ -239,4 +240,4 @@ def _styled(figure: go.Figure, *, height: int) -> go.Figure:
 
 def wrapped(label: str) -> str:
     """A long label on several lines."""
-    return "<br>".join(textwrap.wrap(label, 44))
+    return "<br>".join(textwrap.wrap(label, 52))

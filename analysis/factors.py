@@ -119,6 +119,8 @@ def _factors_of(
     value: str,
 ) -> Iterator[Factor]:
     pairs = _pairs(everything, dimension, reference, value)
+    if not pairs and dimension == "num_draft_tokens":
+        return  # derived from the other dimensions wherever it was not searched
     idle = _not_exercised(results, dimension, value)
     note = "draft tokens change with it" if dimension == "eagle_topk" and pairs else None
     for metric in FACTOR_METRICS:

@@ -15,15 +15,15 @@ from analysis.effects import MARGIN, Effect
 from analysis.factors import FACTOR_METRICS, Factor
 from analysis.phases import Phases
 from analysis.verdict import Side, SweepVerdict
-from analysis.what_if import StepNeed, ms_to_break_even, savings
+from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
 from analysis.wording import METRIC_NAMES, communication_bound, hours, percent, verdict_words
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
-    "Intervals (95 %) cover launches and blocks: the spread among launches comes from configurations that were launched "
-    "repeatedly (controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts "
-    "for every configuration and are compared in pairs. Where nothing was launched twice, no difference is claimed. "
+    "Intervals (95 %) cover launches and blocks. The spread among launches comes from what was launched repeatedly "
+    "(controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts for every "
+    "configuration and are compared in pairs. Where nothing was launched twice, no difference is claimed. "
     f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
     "dimensions are corrected by Holm over all comparisons of the same metric; the intervals there are not."
 )
@@ -68,7 +68,7 @@ def _header(verdict: SweepVerdict) -> str:
         f'<header><div class="over"><span>{escape(verdict.sweep_id)}</span><span>{escape(verdict.machine or "")}</span>'
         f'<span class="{shade}">{escape(engine)}</span>{pinned}</div>'
         f"<h1>{escape(head.rstrip('.'))}.</h1><p class='lead'>{escape(lead)}</p>"
-        + (f'<div class="over" style="margin-top:8px">{escape(selection)}</div>' if selection else "")
+        + (f'<p class="aside">{escape(selection[:1].upper() + selection[1:])}.</p>' if selection else "")
         + "</header>"
     )
 
@@ -147,22 +147,22 @@ def _what_if(verdict: SweepVerdict) -> str:
     missing_ms = ms_to_break_even(today, baseline_tok_s=plain.tok_s)
     parts = [_figure(figure)]
     if verdict.step_needs:
-        parts.append("<h2>Accuracy that the drafter needs</h2>")
+        parts.append("<h3>Accuracy that the drafter needs</h3>")
         parts.append(
             "<p>Chance that a draft token is accepted given that all before it were, taken as constant along a chain "
             "(top-k 1). Step counts that were not run take their cycle time from the line through those that were.</p>"
         )
         parts.append(_needs_table(verdict.step_needs))
-    parts.append("<h2>Next milliseconds to save</h2>")
+    parts.append("<h3>Next milliseconds to save</h3>")
     if missing_ms is not None:
         parts.append(f"<p>{escape(_missing(missing_ms, today.accept_length))}</p>")
     rows = [
         f'<td>{saving.phase}</td><td class="n">{saving.ms:.2f} ms</td><td class="n">{saving.share:.1%}</td>'
         f'<td class="n">{"—" if saving.tok_s_1ms_less is None else f"{saving.tok_s_1ms_less:.1f}"}</td>'
-        f'<td class="n">{saving.tok_s_if_free:.1f}</td>'
+        f'<td class="n">{_alone(saving, missing_ms)}</td>'
         for saving in savings(today)
     ]
-    parts.append(_table(["phase", "#now", "#share of cycle", "#tok/s with 1 ms less", "#tok/s if it were free"], rows))
+    parts.append(_table(["phase", "#now", "#share of cycle", "#tok/s with 1 ms less", "#breaks even, alone, at"], rows))
     text = (
         f"At the cycle of {verdict.names[today.configuration_id]} ({needed.cycle_ms:.2f} ms), speculation breaks even "
         f"at an accept length of {needed.accept_length:.2f}."
@@ -189,7 +189,7 @@ def _left_out(verdict: SweepVerdict) -> str:
     parts = [_table(["configuration", "what happened", "why"], rows)] if rows else []
     if verdict.warnings:
         items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
-        parts.append(f'<h2>To be read with care</h2><ul class="notes">{items}</ul>')
+        parts.append(f'<h3>To be read with care</h3><ul class="notes">{items}</ul>')
     return _section("Excluded, and why", text if rows else "Nothing was excluded.", *parts)
 
 
@@ -233,8 +233,8 @@ def _needs_table(needs: Sequence[StepNeed]) -> str:
             for each in accuracies
         )
         rows.append(f'<td>{need.num_steps}</td><td class="n">{cycle}</td><td class="n">{today}</td>{cells}')
-    header = ["draft steps", "#cycle", "#AL today", "#AL to break even", "#accuracy needed"]
-    return _table(header + (["#AL for the target", "#accuracy needed"] if targeted else []), rows)
+    header = ["draft steps", "#cycle", "#AL today", "#AL to break even", "#accuracy for it"]
+    return _table(header + (["#AL for the target", "#accuracy for it"] if targeted else []), rows)
 
 
 def _missing(missing_ms: float, accept_length: float | None) -> str:
@@ -242,6 +242,12 @@ def _missing(missing_ms: float, accept_length: float | None) -> str:
     if missing_ms > 0:
         return f"At today's accept length{today}, the cycle would have to lose {missing_ms:.1f} ms to break even."
     return f"At today's accept length{today}, the cycle has {-missing_ms:.1f} ms to spare before it stops paying."
+
+
+def _alone(saving: Saving, missing_ms: float | None) -> str:
+    if missing_ms is None:
+        return "—"
+    return f"{saving.ms - missing_ms:.2f} ms" if missing_ms < saving.ms else "not by this alone"
 
 
 def _effect_cell(factor: Factor) -> str:

@@ -23,7 +23,6 @@ class Saving:
     share: float
     tok_s_1ms_less: float | None
     """None where the phase is shorter than 1 ms."""
-    tok_s_if_free: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +50,6 @@ def savings(today: Phases) -> tuple[Saving, ...]:
             ms=ms,
             share=ms / cycle_ms,
             tok_s_1ms_less=tok_s * cycle_ms / (cycle_ms - 1) if ms >= 1 else None,
-            tok_s_if_free=tok_s * cycle_ms / (cycle_ms - ms),
         )
         for phase, ms in named.items()
         if ms is not None and 0 < ms < cycle_ms

@@ -26,7 +26,9 @@ def short_names(points: Sequence[Point]) -> dict[str, str]:
         for name in dict.fromkeys(name for point in points for name in point.settings)
         if len({point.settings.get(name) for point in (drafting if _drafts(name) else points)}) > 1
     }
-    if all(point.settings.get("eagle_topk") == "1" for point in drafting):
+    chains = {_chain(point) for point in drafting}
+    trees = {(*_chain(point), point.settings["num_draft_tokens"]) for point in drafting}
+    if len(trees) == len(chains):
         varying.discard("num_draft_tokens")
     names = {point.configuration_id: _short_name(point, varying) for point in points}
     taken = list(names.values())
@@ -62,6 +64,10 @@ def hours(gpu_seconds: float) -> str:
 
 def _drafts(name: str) -> bool:
     return name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+
+
+def _chain(point: Point) -> tuple[str | None, str | None]:
+    return point.settings["num_steps"], point.settings["eagle_topk"]
 
 
 def _short_name(point: Point, varying: set[str]) -> str:
