@@ -186,6 +186,7 @@ class Fault:
     message: str
     after_blocks: int = 0
     """stage `measure`: blocks since launch that still succeed."""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,6 +35,7 @@ def test_every_number_keeps_a_source_that_says_what_kind_it_is(name: str) -> Non
     assert profile.name == name
     assert sorted(profile.sources) == sorted(_numbers(document))
     kinds = ("published", "founding case", "derived", "assumed", "measured", "Ring ")
+    assert all(fault.source for fault in profile.faults)
     assert [path for path, source in profile.sources.items() if not source.startswith(kinds)] == []
 
 

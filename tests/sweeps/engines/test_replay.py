@@ -152,7 +152,7 @@ def test_steps_switch_in_place_as_recorded(spec: SweepSpec, engine: ReplayEngine
 
 
 def test_what_was_never_recorded_is_an_invalid_configuration(spec: SweepSpec, engine: ReplayEngine) -> None:
-    with pytest.raises(EngineError, match="steps 5.*not among the 4 recorded configurations") as caught:
+    with pytest.raises(EngineError, match=r"steps 5.*not among the 4 recorded configurations") as caught:
         engine.launch(pick(spec, 5))
     assert (caught.value.stage, caught.value.kind) == ("plan", "invalid_config")
 
