@@ -84,6 +84,13 @@ def points(results: Results) -> tuple[Point, ...]:
     return tuple(_point(row) for row in first.iter_rows(named=True))
 
 
+def draft_tokens_are_derived(everything: Sequence[Point]) -> bool:
+    """Whether steps and top-k alone decide the number of draft tokens in this sweep."""
+    drafting = [point.settings for point in everything if point.speculates]
+    chains = {(each["num_steps"], each["eagle_topk"]) for each in drafting}
+    return len({(each["num_steps"], each["eagle_topk"], each["num_draft_tokens"]) for each in drafting}) == len(chains)
+
+
 def step_chain(everything: Sequence[Point], like: Point) -> list[Point]:
     """The chains (top-k 1) that share everything with `like` but their step count and tree."""
     drafting = ("num_steps", "eagle_topk", "num_draft_tokens")
@@ -119,10 +126,9 @@ def _factors_of(
     value: str,
 ) -> Iterator[Factor]:
     pairs = _pairs(everything, dimension, reference, value)
-    if not pairs and dimension == "num_draft_tokens":
-        return  # derived from the other dimensions wherever it was not searched
     idle = _not_exercised(results, dimension, value)
-    note = "draft tokens change with it" if dimension == "eagle_topk" and pairs else None
+    trees = {point.settings["num_draft_tokens"] for pair in pairs for point in pair}
+    note = "draft tokens change with it" if dimension in ("num_steps", "eagle_topk") and len(trees) > 1 else None
     for metric in FACTOR_METRICS:
         seen = observed[metric]
         usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
@@ -189,7 +195,7 @@ def _varying(
         values = list(dict.fromkeys(_value(point, name) for point in everything if _applies(point, name)))
         if name in ("num_steps", "eagle_topk", "num_draft_tokens"):
             values.sort(key=int)
-        if name == "num_draft_tokens" and all(point.settings.get("eagle_topk") in (None, "1") for point in everything):
+        if name == "num_draft_tokens" and draft_tokens_are_derived(everything):
             continue
         wanted = control.get(name) or _UNSET
         reference = wanted if wanted in values else next(iter(values), None)
@@ -208,24 +214,25 @@ def _value(point: Point, dimension: str) -> str:
 
 def _pairs(everything: Sequence[Point], dimension: str, reference: str, value: str) -> list[tuple[Point, Point]]:
     usable = [point for point in everything if _applies(point, dimension)]
+    derived = draft_tokens_are_derived(everything)
     references: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in usable:
         if _value(point, dimension) == reference:
-            references[_rest(point, dimension)].append(point)
+            references[_rest(point, dimension, derived=derived)].append(point)
     return [
         (point, partner)
         for point in usable
         if _value(point, dimension) == value
-        for partner in references[_rest(point, dimension)]
+        for partner in references[_rest(point, dimension, derived=derived)]
     ]
 
 
-def _rest(point: Point, dimension: str) -> tuple[object, ...]:
+def _rest(point: Point, dimension: str, *, derived: bool) -> tuple[object, ...]:
     """All other settings: equal for configurations that differ in `dimension` only."""
-    derived = {dimension}
-    if dimension == "eagle_topk" or point.settings.get("eagle_topk") == "1":
-        derived.add("num_draft_tokens")
-    return tuple(sorted((name, value or _UNSET) for name, value in point.settings.items() if name not in derived))
+    free = {dimension}
+    if derived or dimension == "eagle_topk" or point.settings.get("eagle_topk") == "1":
+        free.add("num_draft_tokens")
+    return tuple(sorted((name, value or _UNSET) for name, value in point.settings.items() if name not in free))
 
 
 def _weights(pairs: Sequence[tuple[Point, Point]]) -> dict[str, float]:

@@ -112,6 +112,7 @@ def _cycle(verdict: SweepVerdict) -> str:
     parts = [_figure(charts.phase_bars(timed, _names(verdict)))]
     if verdict.communication is not None:
         parts.append(f'<p class="say">{escape(communication_bound(verdict.communication))}</p>')
+        parts.append("<h3>Kernel time inside verify</h3>")
         parts.append(_figure(charts.kernel_bars(verdict.communication)))
     else:
         parts.append("<p>No kernel trace: the share of communication in verify is not known.</p>")

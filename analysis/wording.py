@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from analysis.effects import Effect
-from analysis.factors import Point
+from analysis.factors import Point, draft_tokens_are_derived
 from analysis.phases import Communication
 
 METRIC_NAMES: Mapping[str, str] = {
@@ -26,9 +26,7 @@ def short_names(points: Sequence[Point]) -> dict[str, str]:
         for name in dict.fromkeys(name for point in points for name in point.settings)
         if len({point.settings.get(name) for point in (drafting if _drafts(name) else points)}) > 1
     }
-    chains = {_chain(point) for point in drafting}
-    trees = {(*_chain(point), point.settings["num_draft_tokens"]) for point in drafting}
-    if len(trees) == len(chains):
+    if draft_tokens_are_derived(points):
         varying.discard("num_draft_tokens")
     names = {point.configuration_id: _short_name(point, varying) for point in points}
     taken = list(names.values())
@@ -64,10 +62,6 @@ def hours(gpu_seconds: float) -> str:
 
 def _drafts(name: str) -> bool:
     return name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-
-
-def _chain(point: Point) -> tuple[str | None, str | None]:
-    return point.settings["num_steps"], point.settings["eagle_topk"]
 
 
 def _short_name(point: Point, varying: set[str]) -> str:
