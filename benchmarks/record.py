@@ -1,0 +1,45 @@
+"""Where benchmarks leave their figures: `benchmarks/results/NAME.json`, with machine, versions and date."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+_VERSIONS_OF = ("ray", "optuna", "pyarrow", "numpy", "scipy")
+
+
+def record(name: str, figures: Mapping[str, object]) -> Path:
+    """Write one benchmark's figures; an earlier record of the name is replaced. Returns the file."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    content = {
+        "benchmark": name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "figures": dict(figures),
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _machine() -> dict[str, object]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else None,
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS_OF}
