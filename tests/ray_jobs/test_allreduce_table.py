@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -233,10 +232,13 @@ def test_a_set_that_failed_at_any_size_is_never_called_faster() -> None:
     assert not verdict.could_matter
 
 
+ENGINE_PYTHON = Path(os.environ.get("SPECSWEEP_ENGINE_PYTHON", Path(__file__).parents[2] / ".venv-engine/bin/python"))
+
+
 @pytest.mark.engine
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the real worker needs torch")
+@pytest.mark.skipif(not ENGINE_PYTHON.exists(), reason="the real worker needs the engine environment's torch")
 def test_real_worker_over_gloo(tmp_path: Path) -> None:
-    ranks = ["--backend", "gloo", "--world-size", "2", "--deadline-s", "120"]
+    ranks = ["--backend", "gloo", "--world-size", "2", "--deadline-s", "120", "--python", str(ENGINE_PYTHON)]
     sizes = ["--tokens", "1", "3", "--calls", "2", "--repeats", "5", "--warmup", "1"]
     assert main(["--out", str(tmp_path), "--builtin", "LL", *ranks, *sizes]) == 0
     rows = pq.read_table(tmp_path / "allreduce.parquet").to_pylist()
