@@ -1,0 +1,60 @@
+# One command each for what CONTRIBUTING promises. Every target sets up what it needs; nothing outside the folder is touched.
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3.12) python3)
+VENV := .venv
+ENGINE_VENV := .venv-engine
+RUN := $(VENV)/bin/python
+# Ray 2.59 and later turn token authentication on by themselves; a demo on this machine needs none.
+export RAY_AUTH_MODE := disabled
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test test-engine test-engine-all lint format bench results-page chaos clean
+
+$(VENV)/.ready: requirements-light.txt tests/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet -r requirements-light.txt -r tests/requirements.txt
+	touch $@
+
+$(ENGINE_VENV)/.ready: tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-no-deps.txt
+	$(PYTHON) -m venv $(ENGINE_VENV)
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(ENGINE_VENV)/bin/python -m pip install --quiet -r tests/sglang_cpu/requirements.txt
+	$(ENGINE_VENV)/bin/python -m pip install --quiet --no-deps -r tests/sglang_cpu/requirements-no-deps.txt
+	touch $@
+
+demo: $(VENV)/.ready  ## the founding case's sweep on the simulated engine, to a report
+	$(RUN) -m ray_jobs.run_sweep sweeps/specs/founding_case.yaml --results results/founding-case
+	$(RUN) -m analysis report results/founding-case --out results/founding-case/report.html
+
+test: $(VENV)/.ready lint  ## format, lint, types, then the fast suite
+	$(RUN) -m pytest -m "not engine and not engine_all"
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+format: $(VENV)/.ready
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+test-engine: $(VENV)/.ready $(ENGINE_VENV)/.ready  ## the real SGLang server on the CPU, tiny random models
+	$(RUN) -m pytest -m engine
+
+test-engine-all: $(VENV)/.ready $(ENGINE_VENV)/.ready  ## as test-engine, over the oldest and newest supported SGLang
+	$(RUN) -m pytest -m engine_all
+
+bench: $(VENV)/.ready  ## every benchmark that needs no GPU, then the page of results
+	$(RUN) -m benchmarks.overhead
+	$(RUN) -m benchmarks.search_cost
+	$(RUN) -m benchmarks.results_page
+
+results-page: $(VENV)/.ready
+	$(RUN) -m benchmarks.results_page
+
+chaos: $(VENV)/.ready  ## 200 trials with a random fault each, the driver killed three times
+	$(RUN) -m benchmarks.chaos
+
+clean:
+	rm -rf $(VENV) $(ENGINE_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
