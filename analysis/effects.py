@@ -185,8 +185,10 @@ def _judged(effect: Effect, difference: float, equivalence: float, family: int) 
     if difference < _ALPHA:
         return replace(effect, verdict=_direction(effect), reason=None)
     if effect.p_difference is not None and effect.p_difference < _ALPHA:
-        return replace(effect, reason=f"differs on its own, but not after Holm over {family} comparisons")
-    return replace(effect, reason=_WIDE)
+        return replace(
+            effect, verdict="undecided", reason=f"differs on its own, but not after Holm over {family} comparisons"
+        )
+    return replace(effect, verdict="undecided", reason=_WIDE)
 
 
 def _judge_by_interval(effect: Effect) -> Effect:

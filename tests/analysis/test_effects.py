@@ -1,0 +1,211 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.cells import Cells, cells
+from analysis.effects import MARGIN, Effect, compare, holm, judge, level
+from analysis.load import load
+from analysis.spread import spread
+from tests.analysis.synthetic import (
+    FOUNDING_CONTROL,
+    FOUNDING_EAGLE,
+    Run,
+    World,
+    interleaved,
+    replace,
+    with_effect,
+    write_sweep,
+)
+
+NUM_BLOCKS = 12
+CONTRAST = {"candidate": 1.0, "control": -1.0}
+
+
+def sweep_of(
+    rng: np.random.Generator,
+    *,
+    effect: float,
+    controls: int = 5,
+    candidates: int = 1,
+    launch_sd: float = 0.003,
+    noise_sd: float = 0.003,
+    interaction_sd: float = 0.0,
+    drift: float = 0.0,
+) -> Cells:
+    """Cells of a sweep: controls evenly in time, candidates between the first two and so on; drift over all of it."""
+    at = [*np.linspace(0, 1, controls), *np.linspace(0.1, 0.6, candidates)]
+    keys = ["control"] * controls + ["candidate"] * candidates
+    prompts = rng.normal(0, 0.1, NUM_BLOCKS)
+    interaction = rng.normal(0, interaction_sd, NUM_BLOCKS)
+    seconds = np.empty((len(keys), NUM_BLOCKS))
+    for row, (key, time) in enumerate(zip(keys, at, strict=True)):
+        own = np.log1p(effect) + interaction if key == "candidate" else np.zeros(NUM_BLOCKS)
+        noise = rng.normal(0, noise_sd, NUM_BLOCKS) + rng.normal(0, launch_sd)
+        seconds[row] = np.exp(prompts - own + noise + drift * time)
+    return Cells(
+        metric="tok_s",
+        keys=tuple(keys),
+        launches=tuple(f"launch {row}" for row in range(len(keys))),
+        nodes=("node",) * len(keys),
+        at_s=np.array(at) * 36000,
+        speculates=np.zeros(len(keys), dtype=np.bool_),
+        numerators=np.full((len(keys), NUM_BLOCKS), 256.0),
+        denominators=seconds,
+    )
+
+
+def compared(made: Cells) -> Effect:
+    effect = compare(made, CONTRAST, spread(made))
+    assert effect is not None
+    return effect
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        {"effect": 0.02},
+        {"effect": 0.0, "controls": 3},
+        {"effect": 0.02, "drift": 0.05},
+        {"effect": -0.27, "interaction_sd": 0.1},
+        {"effect": 0.0, "launch_sd": 0.0, "controls": 8},
+        {"effect": 0.02, "candidates": 3, "noise_sd": 0.02},
+    ],
+    ids=str,
+)
+def test_the_interval_covers_the_truth_as_often_as_it_says(world):
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        low, high = compared(sweep_of(rng, **world)).interval
+        covered += low <= world["effect"] <= high
+    assert 0.90 <= covered / 300 <= 0.99
+
+
+def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none():
+    rng = np.random.default_rng(2)
+    null = [compared(sweep_of(rng, effect=0.0, controls=6)).verdict for _ in range(200)]
+    assert sum(verdict in ("better", "worse") for verdict in null) <= 20
+    assert sum(verdict == "equivalent" for verdict in null) >= 100
+    at_margin = [compared(sweep_of(rng, effect=MARGIN, controls=6)).verdict for _ in range(200)]
+    assert sum(verdict == "equivalent" for verdict in at_margin) <= 20
+
+
+def test_drift_as_large_as_the_effect_is_taken_out():
+    rng = np.random.default_rng(3)
+    naive, corrected = [], []
+    for _ in range(50):
+        made = sweep_of(rng, effect=0.0, drift=0.05, controls=6)
+        plain = spread(made, drifts=False)
+        naive.append(compare(made, CONTRAST, plain).effect)
+        corrected.append(compared(made).effect)
+    assert np.mean(naive) > 0.015  # the candidate ran early, before the machine slowed down
+    assert abs(np.mean(corrected)) < 0.003
+
+
+def test_a_control_measured_once_supports_no_claim():
+    made = sweep_of(np.random.default_rng(4), effect=-0.27, controls=1)
+    effect = compared(made)
+    assert effect.verdict == "undecided"
+    assert "launched more than once" in effect.reason
+    assert effect.covers == "blocks of one launch only"
+    assert effect.effect == pytest.approx(-0.27, abs=0.03)
+
+
+def test_configurations_in_one_launch_compare_without_repeats():
+    made = sweep_of(np.random.default_rng(5), effect=0.05, controls=1, launch_sd=0.0)
+    together = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"launches": ("one", "one")})
+    effect = compare(together, CONTRAST, spread(together))
+    assert effect.verdict == "better"
+    assert effect.interval[0] < 0.05 < effect.interval[1]
+
+
+def test_a_configuration_known_on_another_node_only_is_confounded():
+    made = sweep_of(np.random.default_rng(6), effect=0.05)
+    nodes = ("a",) * 5 + ("b",)
+    apart = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"nodes": nodes})
+    effect = compare(apart, CONTRAST, spread(apart))
+    assert effect.verdict == "undecided"
+    assert "node b" in effect.reason
+
+
+def test_a_pruned_cell_is_compared_on_the_blocks_that_it_has():
+    rng = np.random.default_rng(7)
+    made = sweep_of(rng, effect=0.0, launch_sd=0.0, noise_sd=1e-4)
+    made.numerators[-1, 3:] = np.nan
+    made.denominators[-1, 3:] = np.nan
+    effect = compared(made)
+    assert abs(effect.effect) < 0.001  # prompts differ by 10 %: unpaired, three blocks would be far off
+    assert effect.num_blocks == 3
+
+
+def test_accept_length_and_throughput_are_ratios_of_sums(tmp_path):
+    root = write_sweep(tmp_path / "r", [Run(arm=FOUNDING_CONTROL, role="control"), Run(arm=FOUNDING_EAGLE)])
+    results = load(root)
+    blocks = results.blocks.filter(trial_id="t0001")
+    key = FOUNDING_EAGLE.configuration_id
+    assert cells(results, "accept_length").total(key) == pytest.approx(12 * 256 / blocks["num_cycles"].sum())
+    assert cells(results, "tok_s").total(key) == pytest.approx(12 * 256 / blocks["decode_s"].sum())
+    assert cells(results, "draft_ms").total(FOUNDING_CONTROL.configuration_id) is None
+
+
+def test_choosing_the_best_of_many_widens_the_end_that_it_flatters():
+    made = sweep_of(np.random.default_rng(8), effect=0.0)
+    alone = compared(made)
+    chosen = compare(made, CONTRAST, spread(made), selected_among=(20, 1))
+    assert chosen.interval[0] < alone.interval[0]
+    assert chosen.interval[1] == pytest.approx(alone.interval[1])
+
+
+def test_the_best_of_many_equal_configurations_is_seldom_called_better():
+    rng = np.random.default_rng(9)
+    wrong = 0
+    for _ in range(200):
+        sweeps = [sweep_of(rng, effect=0.0) for _ in range(8)]
+        best = max(sweeps, key=lambda made: compared(made).effect)
+        wrong += compare(best, CONTRAST, spread(best), selected_among=(8, 1)).verdict == "better"
+    assert wrong <= 15
+
+
+def test_a_level_is_ranked_by_what_drift_leaves():
+    made = sweep_of(np.random.default_rng(10), effect=0.0, drift=0.2, launch_sd=0.0, noise_sd=1e-4, controls=6)
+    learnt = spread(made)
+    reached = [level(made, key, learnt) for key in ("control", "candidate")]
+    assert reached[1].value > reached[0].value * 1.02
+    assert reached[1].corrected == pytest.approx(reached[0].corrected, rel=0.005)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), max_size=12))
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
+    adjusted = holm(p_values)
+    pairs = [(p, q) for p, q in zip(p_values, adjusted, strict=True) if p is not None]
+    assert [q is None for q in adjusted] == [p is None for p in p_values]
+    assert all(p <= q <= 1.0 for p, q in pairs)
+    ordered = [q for _, q in sorted(pairs)]
+    assert ordered == sorted(ordered)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_a_family_claims_less_than_its_members():
+    rng = np.random.default_rng(11)
+    borderline = next(
+        effect
+        for effect in (compared(sweep_of(rng, effect=0.012)) for _ in range(500))
+        if effect.verdict == "better" and 0.02 < effect.p_difference < 0.05
+    )
+    together = judge([borderline] * 10)
+    assert {effect.verdict for effect in together} == {"undecided"}
+    assert "Holm over 10" in together[0].reason
+
+
+def test_written_sweeps_agree_with_the_truth(tmp_path):
+    faster = with_effect(FOUNDING_CONTROL, 0.02)
+    runs = interleaved([FOUNDING_EAGLE, faster, replace(FOUNDING_EAGLE, num_steps=3)], every=1)
+    results = load(write_sweep(tmp_path / "r", runs, World(launch_sd=0.001, drift_per_trial=0.004)))
+    made = cells(results, "tok_s")
+    effect = compare(made, {faster.configuration_id: 1.0, FOUNDING_CONTROL.configuration_id: -1.0}, spread(made))
+    assert effect.verdict == "better"
+    assert effect.effect == pytest.approx(0.02, abs=0.005)
