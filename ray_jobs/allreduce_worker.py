@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+PR_SET_PDEATHSIG = 1
+if __name__ == "__main__":  # before torch, whose import takes seconds: a rank must not outlive its owner
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 BYTES_PER_ELEMENT = 2
-PR_SET_PDEATHSIG = 1
 
 
 class Journal:
@@ -40,8 +43,7 @@ class Journal:
 
 
 def main() -> None:
-    """Measure as the arguments say; dies with the process that started it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    """Measure as the arguments say."""
     arguments = _arguments()
     journal = Journal(arguments.out)
     journal.write(stage="nccl_init" if arguments.backend == "nccl" else "init")

@@ -29,6 +29,9 @@ PLUGIN = "specsweep_probe"
 CONF_FILES = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))
 """NCCL reads both in every process, whatever its environment; NCCL_CONF_FILE names one in place of the second."""
 
+IDLE_BYTES = 2 * 2**30
+"""Memory in use below which a GPU is idle: a driver's own and the context of the check itself."""
+
 State = Literal["ok", "warning", "failed", "skipped"]
 
 
@@ -130,6 +133,11 @@ def _interpreter(spec: SweepSpec, python: Sequence[str], seen: Mapping[str, Any]
         state="ok" if len(gpus) >= need else "failed",
         detail=f"need {need}, have {len(gpus)} ({models})",
     )
+    busy = [
+        f"GPU {index}: {used / 2**30:.1f} GiB" for index, used in enumerate(seen["used_bytes"]) if used > IDLE_BYTES
+    ]
+    if busy:
+        yield Check(name="GPU memory in use", state="failed", detail=f"{', '.join(busy)}: another process holds it")
 
 
 def _models(spec: SweepSpec) -> Iterator[Check]:

@@ -21,7 +21,7 @@ def main() -> None:
         "torch": _version("torch"),
         "plugins": [found.name for found in importlib.metadata.entry_points(group="sglang.srt.plugins")],
     }
-    seen.update(_torch() if seen["torch"] else {"gpus": [], "nccl": None, "cuda": None})
+    seen.update(_torch() if seen["torch"] else {"gpus": [], "used_bytes": [], "nccl": None, "cuda": None})
     seen["driver"] = _driver()
     print(json.dumps(seen))
 
@@ -37,11 +37,13 @@ def _torch() -> dict[str, Any]:
     import torch
 
     usable = torch.cuda.is_available()
+    memory = [torch.cuda.mem_get_info(index) for index in range(torch.cuda.device_count())] if usable else []
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable else None,
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if usable else [],
+        "used_bytes": [total - free for free, total in memory],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -247,3 +248,32 @@ def test_real_worker_over_gloo(tmp_path: Path) -> None:
     ]
     assert {(row["outcome"], row["mode"], row["timer_kind"]) for row in rows} == {("ok", "eager", "host")}
     assert all(0 < row["us_p10"] <= row["us_median"] <= row["us_p90"] for row in rows)
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not ENGINE_PYTHON.exists(), reason="the real worker needs the engine environment's torch")
+def test_real_ranks_die_with_a_killed_driver(tmp_path: Path) -> None:
+    driver = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from ray_jobs.allreduce_ranks import RankPlan, run_ranks\n"
+        f"plan = RankPlan(python=[{str(ENGINE_PYTHON)!r}], world_size=2, backend='gloo', token_bytes=14336,\n"
+        "                tokens=(1,), calls=20, warmup=1, repeats=10_000_000, deadline_s=600)\n"
+        f"run_ranks(plan, dict(os.environ), Path({str(tmp_path)!r}))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", driver], cwd=Path(__file__).parents[2]) as process:
+        ends_s = time.monotonic() + 60
+        while not (children := ranks_of(process.pid)) and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        process.kill()
+    assert len(children) == 2
+    while any(map(alive, children)) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The two ranks of a driver, once both are there and have asked to die with it (their first act)."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    loads_torch = ["libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children]
+    return children if loads_torch == [True, True] else []

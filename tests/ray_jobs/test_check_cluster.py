@@ -24,6 +24,7 @@ SEEN: Mapping[str, Any] = {
     "nccl": "2.30.7",
     "driver": "600.1",
     "gpus": ["H200", "H200"],
+    "used_bytes": [600_000_000, 600_000_000],
     "plugins": ["specsweep_probe"],
 }
 
@@ -76,6 +77,7 @@ def test_a_sound_node(tmp_path: Path, model: Path) -> None:
     [
         ({"gpus": []}, "GPUs of this node", "need 2, have 0 (none)"),
         ({"sglang": None}, "server interpreter", "sglang none"),
+        ({"used_bytes": [0, 90 * 2**30]}, "GPU memory in use", "GPU 1: 90.0 GiB"),
         ({"plugins": []}, "cycle probe", "no plugin specsweep_probe"),
     ],
 )
