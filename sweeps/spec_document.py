@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import typing
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ import yaml
 from pydantic import ValidationError
 
 Key = tuple[str | int, ...]
+
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class SpecError(ValueError):
@@ -53,9 +55,7 @@ def read_document(text: str, *, source: str) -> Document:
     if not isinstance(values, dict):
         raise SpecError(f"{source}: wanted a mapping with the keys of a sweep, got {_show(values)}")
     lines: dict[Key, int] = {}
-    problems: list[Problem] = []
-    _walk(root, (), lines, problems)
-    return Document(values, lines, tuple(problems))
+    return Document(values, problems=tuple(_walk(root, lines)), lines=lines)
 
 
 def refuse(problems: Iterable[Problem], *, source: str, lines: Mapping[Key, int]) -> None:
@@ -63,12 +63,11 @@ def refuse(problems: Iterable[Problem], *, source: str, lines: Mapping[Key, int]
     numbered = [(_line(problem.key, lines), problem) for problem in problems]
     if numbered:
         numbered.sort(key=lambda pair: pair[0] or 0)
-        raise SpecError(
-            "\n".join(
-                f"{source}{f':{line}' if line else ''}: {dotted(problem.key)}: {problem.message}"
-                for line, problem in numbered
-            )
+        told = (
+            f"{source}{f':{line}' if line else ''}: {_on_one_line(f'{dotted(problem.key)}: {problem.message}')}"
+            for line, problem in numbered
         )
+        raise SpecError("\n".join(told))
 
 
 def validation_problems(error: ValidationError, model: type) -> list[Problem]:
@@ -98,27 +97,33 @@ def dotted(key: Key) -> str:
     """`search.num_steps[1]`, as in messages."""
     text = ""
     for part in key:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            name = part if part.isprintable() else repr(part)
-            text += f".{name}" if text else name
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 
 
-def _walk(node: yaml.Node | None, key: Key, lines: dict[Key, int], problems: list[Problem]) -> None:
+def _walk(root: yaml.Node | None, lines: dict[Key, int]) -> Iterator[Problem]:
+    """Fill `lines`; yields the keys that are written twice. What an alias repeats is walked where it is written."""
+    walked: set[int] = set()
+    ahead: list[tuple[yaml.Node | None, Key]] = [(root, ())]
+    while ahead:
+        node, key = ahead.pop()
+        if id(node) in walked:
+            continue
+        walked.add(id(node))
+        for name, marked, value in _children(node):
+            child, line = (*key, name), marked.start_mark.line + 1
+            if child in lines and marked.tag != _MERGE:
+                yield Problem(child, f"written twice, again on line {line}; one of them would be lost")
+            lines.setdefault(child, line)
+            ahead.append((value, child))
+
+
+def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, yaml.Node, yaml.Node]]:
+    """Name, the node that carries its line, and value."""
     if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            child = (*key, str(name.value))
-            if child in lines and name.tag != "tag:yaml.org,2002:merge":
-                line = name.start_mark.line + 1
-                problems.append(Problem(child, f"written twice, again on line {line}; one of them would be lost"))
-            lines.setdefault(child, name.start_mark.line + 1)
-            _walk(value, child, lines, problems)
+        yield from ((str(name.value), name, value) for name, value in node.value)
     elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines.setdefault((*key, index), value.start_mark.line + 1)
-            _walk(value, (*key, index), lines, problems)
+        yield from ((index, value, value) for index, value in enumerate(node.value))
 
 
 def _line(key: Key, lines: Mapping[Key, int]) -> int | None:
@@ -209,3 +214,7 @@ def _wanted(key: Key, model: type) -> str:
 def _show(value: object) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _on_one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

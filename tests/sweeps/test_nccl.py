@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.nccl import (
-    ALGORITHMS,
     ELEMENTS,
     FUNCTIONS,
-    PROTOCOLS,
     SGLANG_DEFAULTS,
     ListEntry,
     NcclSetError,
@@ -24,7 +22,6 @@ from sweeps.nccl import (
     set_problems,
     variable_problem,
 )
-from sweeps.nccl_catalogue import CATALOGUE, release
 from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
 
 FOUNDING_SIX = {
@@ -169,26 +166,6 @@ def test_an_unknown_name_can_be_swept_on_purpose() -> None:
 def test_each_wrong_variable_is_told_once() -> None:
     wrong = {"NCCL_ALGO": "Tree,x", "NCCL_PROTO": "LL", "NCCL_NTHREADS": "1"}
     assert [name for name, _ in set_problems(wrong)] == ["NCCL_ALGO", "NCCL_NTHREADS"]
-
-
-@given(st.sampled_from(sorted(CATALOGUE)), st.text(max_size=12))
-def test_every_catalogued_variable_judges_any_value(name: str, value: str) -> None:
-    found = variable_problem(name, value)
-    assert found is None or repr(value) in found or name in ELEMENTS
-    if not value.strip():
-        assert found is not None
-
-
-def test_the_catalogue_agrees_with_itself() -> None:
-    assert list(CATALOGUE) == sorted(CATALOGUE)
-    for variable in CATALOGUE.values():
-        assert variable.decode in {None, "none", "low", "medium", "high"}
-        assert variable.since is None or release(variable.since) >= (2, 3)
-        assert variable.until is None or release(variable.until) >= release(variable.since or "0")
-        if variable.default and not variable.gone:
-            assert variable_problem(variable.name, variable.default) is None
-    named = {name: row.values.split()[1:] for name, row in CATALOGUE.items() if row.values.startswith("list ")}
-    assert named == {"NCCL_ALGO": list(ALGORITHMS), "NCCL_PROTO": list(PROTOCOLS)}
 
 
 def test_what_of_the_founding_six_is_inert_in_decode() -> None:
