@@ -75,6 +75,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
         self._held: HeldEngine | None = None
         self._measurement: Measurement | None = None
         self._spent: Mapping[str, float] = {}
+        self._begun = False
         if run.spec.engine.kind == "sglang":
             check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
         self._held = HeldEngine(run.open_engine(run.spec, run.folder))
@@ -88,7 +89,8 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        assert self._measurement is not None
+        if self._measurement is None or not self._begun:
+            self._measurement, self._begun = self._measure(), True
         result = self._measurement.advance()
         if isinstance(result, Outcome) and result.transient and self._attempt < _MAX_ATTEMPTS:
             self._spent = self._total(result.seconds)
@@ -108,10 +110,11 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             self._held.close()
 
     def _begin(self, config: Mapping[str, Any]) -> None:
+        # Nothing is measured or written before the first step: Tune may give the trial to another actor until then.
         self._trial: PlannedTrial = config["trial"]
         self._attempt = 1
         self._spent = {}
-        self._measurement = self._measure()
+        self._begun = False
 
     def _measure(self) -> Measurement:
         assert self._held is not None

@@ -23,9 +23,9 @@ from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import recover
-from sweeps.tune_bridge import SweepRun, check_visible_gpus, run_study
+from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, run_study
 from sweeps.workload import plan_blocks
-from tests.sweeps.stub_engine import SCRIPT, open_stub, stub_spec
+from tests.sweeps.stub_engine import SCRIPT, open_stub, plan, stub_spec
 
 pytestmark = pytest.mark.ray
 
@@ -170,6 +170,20 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     ]
     control = study.space.control.configuration_id
     assert sorted([*map(str, measured), control]) == sorted(m.configuration_id for m in study.space.configurations())
+
+
+def test_an_actor_that_lost_its_trial_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
+    """With several nodes Tune hands a waiting trial to whichever actor is free first, and ends the one still starting."""
+    spec = stub_spec()
+    space, folder = Space(spec), ResultsFolder(tmp_path)
+    blocks = plan_blocks(spec.workload, folder=tmp_path)
+    actor = SweepTrainable.__new__(SweepTrainable)
+    actor.setup(
+        {"trial": plan(space.control, space)},
+        SweepRun(spec=spec, sweep_id="s1", folder=folder, blocks=blocks, open_engine=open_stub),
+    )
+    actor.cleanup()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("visible", [None, "", "0,1,2"])
