@@ -1,0 +1,200 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from analysis.document import document
+from analysis.load import load
+from analysis.verdict import verdict
+from sweeps.tables import ResultsFolder, write_part
+from tests.analysis.synthetic import (
+    FOUNDING_CONTROL,
+    FOUNDING_EAGLE,
+    Arm,
+    Run,
+    World,
+    interleaved,
+    with_effect,
+    write_sweep,
+)
+
+QUIET = World(launch_sd=0.0008, cycle_sd=0.001, prompt_sd=0.03)
+STEPS = (
+    replace(FOUNDING_EAGLE, num_steps=1, accept_length=1.55, draft_ms=0.31, verify_ms=28.2),
+    FOUNDING_EAGLE,
+    replace(FOUNDING_EAGLE, num_steps=3, accept_length=1.95, draft_ms=0.93, verify_ms=29.6),
+)
+SIX = tuple(replace(arm, nccl="founding-six") for arm in (FOUNDING_CONTROL, *STEPS))
+
+
+def judged(root, runs, world=QUIET, **manifest):
+    return verdict(load(write_sweep(root / "r", runs, world, **manifest)))
+
+
+def factor(found, dimension, value, metric):
+    [one] = [f for f in found.factors if (f.dimension, f.value, f.metric) == (dimension, value, metric)]
+    return one
+
+
+def test_the_founding_case_comes_out_as_it_did(tmp_path):
+    found = judged(tmp_path, interleaved([*STEPS, *SIX], every=2))
+    pays = found.speculation_pays
+    assert pays.verdict == "worse"
+    assert pays.sentence.startswith("Speculation does not pay here: ")
+    assert found.control.tok_s == pytest.approx(82.2, rel=0.01)
+    eagle = next(each for each in found.phases if each.configuration_id == FOUNDING_EAGLE.configuration_id)
+    assert eagle.verify_ms == pytest.approx(29.0, rel=0.01)
+    assert eagle.verify_share == pytest.approx(0.969, abs=0.002)
+    assert eagle.accept_length == pytest.approx(1.80, rel=0.01)
+    for metric in ("verify_ms", "draft_ms", "accept_length", "tok_s"):
+        assert factor(found, "nccl", "founding-six", metric).effect.verdict == "equivalent"
+    assert factor(found, "num_steps", "3", "verify_ms").effect.verdict == "worse"
+    assert factor(found, "num_steps", "3", "accept_length").effect.verdict == "better"
+    two_steps = next(need for need in found.step_needs if need.num_steps == 2)
+    assert two_steps.break_even.accept_length == pytest.approx(2.46, abs=0.02)
+    assert two_steps.target.conditional_accuracy is None
+    assert found.best.role == "control"
+
+
+def test_speculation_that_pays_is_recommended_with_its_command(tmp_path):
+    better = replace(FOUNDING_EAGLE, num_steps=3, accept_length=3.4)
+    found = judged(tmp_path, interleaved([*STEPS[:2], better, SIX[0]], every=1))
+    assert found.speculation_pays.verdict == "better"
+    assert found.best.configuration_id == better.configuration_id
+    assert "--speculative-num-steps 3" in found.best.launch_command
+
+
+def test_a_true_two_percent_is_found_and_its_variables_are_in_the_command(tmp_path):
+    tuned = with_effect(FOUNDING_CONTROL, 0.02)
+    found = judged(tmp_path, interleaved([tuned, FOUNDING_EAGLE], every=1))
+    assert found.best.configuration_id == tuned.configuration_id
+    assert found.best.launch_command.startswith("env NCCL_PROTO=LL python")
+    effect = factor(found, "nccl", "tuned", "tok_s").effect
+    assert effect.verdict == "better"
+    assert effect.interval[0] < 0.02 < effect.interval[1]
+
+
+def test_a_null_effect_is_no_reason_to_leave_the_control(tmp_path):
+    found = judged(tmp_path, interleaved([SIX[0], FOUNDING_EAGLE, SIX[2]], every=1))
+    assert found.best.role == "control"
+    assert factor(found, "nccl", "founding-six", "tok_s").effect.verdict == "equivalent"
+
+
+def test_drift_as_large_as_the_effect_does_not_make_one(tmp_path):
+    world = replace(QUIET, drift_per_trial=0.004)
+    found = judged(tmp_path, interleaved([SIX[0], *STEPS, *SIX[1:]], every=1), world)
+    assert found.control_range[1] / found.control_range[0] > 1.03
+    effect = factor(found, "nccl", "founding-six", "tok_s").effect
+    assert effect.verdict in ("equivalent", "undecided")
+    assert abs(effect.effect) < 0.005
+    assert found.drift_per_hour < -0.02
+
+
+def test_a_control_measured_once_leaves_everything_undecided(tmp_path):
+    found = judged(tmp_path, [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=arm) for arm in (*STEPS, *SIX))])
+    assert found.speculation_pays.verdict == "undecided"
+    assert "launched more than once" in found.speculation_pays.reason
+    verdicts = {f.effect.verdict for f in found.factors if f.metric in ("tok_s", "verify_ms")}
+    assert verdicts == {"undecided"}
+
+
+def test_the_best_is_judged_by_runs_that_did_not_choose_it(tmp_path):
+    runs = interleaved(STEPS, every=1)
+    chosen = judged(tmp_path / "a", runs)
+    again = judged(tmp_path / "b", [*runs, Run(arm=STEPS[2], role="incumbent"), Run(arm=STEPS[2], role="incumbent")])
+    assert "chosen among 3" in chosen.speculation_pays.selection
+    assert "later runs as incumbent" in again.speculation_pays.selection
+    assert again.speculation_pays.effect.num_launches[0] == 2
+
+
+def test_nccl_that_does_not_serve_decode_is_not_exercised(tmp_path):
+    runs = [replace(run, columns={"all_reduce": "custom"}) for run in interleaved([*STEPS, *SIX])]
+    found = judged(tmp_path, runs)
+    effects = [f.effect for f in found.factors if f.dimension == "nccl"]
+    assert {effect.verdict for effect in effects} == {"not exercised"}
+    assert "custom" in effects[0].reason
+    assert factor(found, "num_steps", "3", "tok_s").effect.verdict == "better"
+
+
+def test_settings_that_evidence_calls_idle_are_not_exercised(tmp_path):
+    runs = interleaved([*STEPS, *SIX])
+    root = write_sweep(tmp_path / "r", runs, QUIET)
+    for number, run in enumerate(runs):
+        if run.arm.nccl != "default":
+            row = {"rank": 0, "setting": "env.NCCL_PROTO", "requested": "LL", "seen": "LL", "grade": "not_exercised"}
+            keys = {"sweep_id": "s1", "trial_id": f"t{number:04d}", "attempt": 1}
+            write_part(ResultsFolder(root), "evidence", [keys | row], trial_id=keys["trial_id"], attempt=1)
+    assert factor(verdict(load(root)), "nccl", "founding-six", "verify_ms").effect.verdict == "not exercised"
+
+
+def test_a_setting_that_never_arrived_is_never_called_no_effect(tmp_path):
+    lost = {"kind": "not_effective", "stage": "first_request", "reason": "NCCL_PROTO: wanted LL, seen None"}
+    runs = [
+        replace(run, status="failed", columns=lost) if run.arm.nccl != "default" else run
+        for run in interleaved([*STEPS, *SIX])
+    ]
+    found = judged(tmp_path, runs)
+    assert not [f for f in found.factors if f.dimension == "nccl"]
+    assert {each.kind for each in found.excluded} == {"not_effective"}
+
+
+def test_dimensions_that_only_change_together_have_no_effect_of_their_own(tmp_path):
+    arms = [replace(STEPS[0], nccl="a"), replace(STEPS[1], nccl="b")]
+    found = judged(tmp_path, interleaved(arms, every=1))
+    alone = factor(found, "num_steps", "2", "verify_ms")
+    assert alone.effect is None
+    assert "differ in num_steps alone" in alone.reason
+
+
+def test_pinned_acceptance_recommends_nothing(tmp_path):
+    runs = [replace(run, columns={"acceptance": "pinned"}) for run in interleaved(STEPS)]
+    found = judged(tmp_path, runs)
+    assert found.best is None
+    assert found.speculation_pays.verdict == "undecided"
+    assert document(found)["acceptance"] == "pinned"
+
+
+def test_a_pruned_configuration_is_shown_but_never_the_best(tmp_path):
+    fast = Arm(num_steps=4, accept_length=4.0, draft_ms=1.0, verify_ms=29.0, extend_ms=0.3)
+    runs = [*interleaved(STEPS), Run(arm=fast, status="pruned", num_blocks=3, columns={"reason": "median"})]
+    found = judged(tmp_path, runs)
+    assert found.sides[0].configuration_id == fast.configuration_id
+    assert found.sides[0].pruned
+    assert found.best.configuration_id != fast.configuration_id
+    assert ("pruned", "median") in {(each.kind, each.reason) for each in found.excluded}
+
+
+@pytest.mark.parametrize("status", ["only a control", "only speculation", "nothing completed", "one block"])
+def test_a_sweep_that_did_not_get_far_says_so(tmp_path, status):
+    control, eagle = Run(arm=FOUNDING_CONTROL, role="control"), Run(arm=FOUNDING_EAGLE)
+    runs = {
+        "only a control": [control, control],
+        "only speculation": [eagle],
+        "nothing completed": [replace(run, status="failed", columns={"kind": "crash"}) for run in (control, eagle)],
+        "one block": [control, eagle, control],
+    }[status]
+    found = judged(tmp_path, runs, replace(QUIET, num_blocks=1) if status == "one block" else QUIET)
+    assert found.speculation_pays.verdict == "undecided"
+    assert found.speculation_pays.reason
+    json.dumps(document(found), allow_nan=False)
+
+
+def test_gpu_seconds_and_the_grid(tmp_path):
+    found = judged(tmp_path, interleaved(STEPS, every=1), num_configurations=18)
+    assert found.cost.gpu_seconds["weight_load"] == 7 * 250 * 8
+    one = 8 * (20 + 250 + 48)
+    assert found.cost.exhaustive_grid == pytest.approx(18 * one)
+
+
+def test_the_share_of_communication_bounds_what_nccl_can_win(tmp_path):
+    root = write_sweep(tmp_path / "r", interleaved(STEPS, every=1), QUIET)
+    for number in (1, 3, 5):
+        keys = {"sweep_id": "s1", "trial_id": f"t{number:04d}", "attempt": 1, "phase": "verify", "calls_per_cycle": 1.0}
+        rows = [
+            keys | {"kind": kind, "kernel": kind, "us_per_cycle": us}
+            for kind, us in (("communication", 3000.0), ("moe", 9000.0), ("other", 15000.0))
+        ]
+        write_part(ResultsFolder(root), "kernels", rows, trial_id=keys["trial_id"], attempt=1)
+    found = verdict(load(root)).communication
+    assert found.share == pytest.approx(3 / 27)
+    assert found.most_tok_s == pytest.approx(found.tok_s * found.cycle_ms / (found.cycle_ms - 3.0))
