@@ -124,6 +124,7 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("ttft_ms", pa.float64()),
             pa.field("latency_ms", pa.float64(), nullable=False),
             pa.field("output_hash", pa.string(), nullable=False),
+            pa.field("head_hash", pa.string()),  # of the first tokens: rounding flips few, corruption most
         ]
     ),
     "cycles": pa.schema([*_KEYS, pa.field("block_index", pa.int32(), nullable=False), *CYCLE_COLUMNS]),

@@ -13,6 +13,7 @@ from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, Launc
 from sweeps.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.ledger import Ledger
 from sweeps.observations import Outcome, PlannedTrial
+from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.summary import BlockSummary, summarise
 from sweeps.tables import ResultsFolder
@@ -97,6 +98,7 @@ class Measurement:
             blocks = [block for block in self._context.blocks if not block.warmup]
             if self._measured < len(blocks):
                 return self._measure(blocks[self._measured])
+            self._check_output()
             self._trace(blocks[-1])
         except EngineError as error:
             return self._fail(error)
@@ -169,6 +171,14 @@ class Measurement:
         self._stamp()
         self._journal.append("block", trial=self._rows.trial, block=row, requests=requests, cycles=record.cycles)
         return summary
+
+    def _check_output(self) -> None:
+        """Raise EngineError for an inert draft or wrong output. Pinned acceptance makes neither mean anything."""
+        if self._context.acceptance == "pinned":
+            return
+        refuse_inert_draft(self._rows.blocks)
+        if self._trial.role != "control" and all(block.temperature == 0 for block in self._context.blocks):
+            refuse_wrong_output(outputs_of(self._rows.requests), control_outputs(self._context.folder))
 
     def _trace(self, block: Block) -> None:
         self._kernels = self._held.engine.trace(block) or ()

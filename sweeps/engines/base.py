@@ -38,6 +38,9 @@ TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "gpu_not_clean
 """Kinds that one retry may cure; the others are properties of the configuration."""
 
 
+HEAD_TOKENS = 16
+
+
 class EngineError(Exception):
     """A configuration that could not be served or measured: always a row, never a lost sweep.
 
@@ -111,6 +114,8 @@ class Request:
     latency_ms: float
     output_hash: str
     """Of the generated token ids: equal for equal greedy output."""
+    head_hash: str | None = None
+    """Of the first HEAD_TOKENS of them: equal heads of unequal outputs tell rounding from corruption."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from sweeps.engines.base import Request
+from sweeps.engines.base import HEAD_TOKENS, Request
 from sweeps.workload import Block, Prompt
 
 _LINE_BYTES = 1 << 24
@@ -183,7 +183,8 @@ def _answer(prompt: Prompt, sent_s: float, chunks: list[tuple[float, bytes]]) ->
         output_tokens=output_tokens,
         ttft_ms=(first_s - sent_s) * 1000,
         latency_ms=(last_s - sent_s) * 1000,
-        output_hash=hashlib.sha256(told.encode()).hexdigest()[:16],
+        output_hash=_digest(told),
+        head_hash=None if output_ids is None else _digest(",".join(map(str, output_ids[:HEAD_TOKENS]))),
     )
     return Answer(
         request=request,
@@ -194,6 +195,10 @@ def _answer(prompt: Prompt, sent_s: float, chunks: list[tuple[float, bytes]]) ->
         output_ids=output_ids or (),
         meta_info=meta_info,
     )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _output_ids(documents: list[dict[str, Any]], output_tokens: int) -> tuple[int, ...] | None:

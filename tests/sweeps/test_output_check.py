@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.engines.base import EngineError
+from sweeps.output_check import agree, control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.tables import ResultsFolder, write_part
+
+HEADS = {(0, f"p{number}"): f"h{number}" for number in range(8)}
+
+
+def changed(count: int) -> dict[tuple[int, str], str]:
+    return {key: "other" if number < count else head for number, (key, head) in enumerate(HEADS.items())}
+
+
+def block(accept_length: float | None, num_cycles: int) -> dict[str, float | None]:
+    return {"accept_length": accept_length, "num_cycles": num_cycles}
+
+
+def test_a_draft_that_is_never_accepted_is_inert() -> None:
+    with pytest.raises(EngineError, match="no draft token is accepted") as raised:
+        refuse_inert_draft([block(1.0, 60), block(1.0, 60)])
+    assert (raised.value.kind, raised.value.transient) == ("draft_inert", False)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [],
+        [block(None, 500)],
+        [block(1.0, 60)],
+        [block(1.0, 60), block(1.02, 60)],
+    ],
+)
+def test_no_speculation_few_cycles_or_a_poor_draft_are_not(blocks: list[dict[str, float | None]]) -> None:
+    refuse_inert_draft(blocks)
+
+
+def test_output_like_the_controls_passes_with_its_agreement() -> None:
+    agreement = refuse_wrong_output(changed(2), [HEADS, changed(1)])
+    assert agreement is not None
+    assert (agreement.equal, agreement.compared, agreement.share) == (7, 8, 0.875)
+    assert agreement.controls_share == 0.875
+
+
+def test_output_unlike_any_control_is_wrong() -> None:
+    with pytest.raises(EngineError, match="in 0 of 8 requests") as raised:
+        refuse_wrong_output(changed(8), [HEADS])
+    assert raised.value.kind == "wrong_output"
+
+
+def test_where_the_controls_differ_among_themselves_less_is_asked() -> None:
+    noisy = [HEADS, changed(7)]
+    assert refuse_wrong_output({key: f"h{n}" if n < 2 else "x" for n, key in enumerate(HEADS)}, noisy) is not None
+
+
+def test_without_a_control_or_common_requests_nothing_is_judged() -> None:
+    assert refuse_wrong_output(HEADS, []) is None
+    assert refuse_wrong_output(HEADS, [{(9, "p0"): "h"}]) is None
+    assert refuse_wrong_output({(0, "p0"): "x"}, [HEADS]) is None
+
+
+@given(st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from("abcd")), st.sampled_from("xy"), min_size=4))
+def test_a_trial_agrees_with_itself(heads: dict[tuple[int, str], str]) -> None:
+    agreement = agree(heads, [heads])
+    assert agreement is not None
+    assert agreement.share == agreement.controls_share == 1.0
+
+
+def test_controls_are_read_from_their_parts(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path)
+    row = {
+        "sweep_id": "s", "attempt": 1, "block_index": 0, "prompt_id": "p", "prompt_tokens": 1, "output_tokens": 1,
+        "latency_ms": 1.0, "output_hash": "o",
+    }  # fmt: skip
+    for trial_id, head in (("k0000", "h"), ("k0001", None), ("t0000", "t")):
+        rows = [{**row, "trial_id": trial_id, "head_hash": head}]
+        write_part(folder, "requests", rows, trial_id=trial_id, attempt=1)
+    assert control_outputs(folder) == ({(0, "p"): "h"},)
+    assert outputs_of([]) == {}
