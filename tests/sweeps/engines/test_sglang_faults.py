@@ -17,9 +17,11 @@ import pytest
 from sweeps.engines import lease
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang import SGLangEngine
+from sweeps.observations import Outcome, PlannedTrial
 from sweeps.space import Configuration, Space
 from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
-from sweeps.trial import refuse_not_effective
+from sweeps.tables import ResultsFolder, read_table
+from sweeps.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from sweeps.workload import Block, plan_blocks
 
 STUB = Path(__file__).parents[2] / "stub_server.py"
@@ -188,3 +190,43 @@ def test_what_a_killed_guard_left_is_reaped_at_the_next_start_and_a_twin_lives(f
     assert twin.poll() is None
     twin.kill()
     twin.wait()
+
+
+def measured(faulty: Faulty, fault: str, trial_id: str, *, num_steps: int, output_tokens: int = 24) -> Outcome:
+    """One trial of the real engine over the stub, in the results folder of `faulty`."""
+    engine = faulty.engine(fault)
+    configuration = next(each for each in Space(SPEC).configurations() if each.num_steps == num_steps)
+    workload = replace(SPEC.workload, blocks=5, output_tokens=output_tokens)
+    context = TrialContext(
+        sweep_id="s",
+        folder=ResultsFolder(faulty.folder / "results"),
+        blocks=plan_blocks(workload, folder=Path()),
+        num_gpus=2,
+        acceptance="measured",
+    )
+    planned = PlannedTrial(
+        trial_id=trial_id,
+        role="control" if trial_id.startswith("k") else "candidate",
+        number=None,
+        configuration=configuration,
+        requested={},
+        launch_key=trial_id,
+    )
+    measurement = Measurement(HeldEngine(engine), planned, context)
+    while not isinstance(outcome := measurement.advance(), Outcome):
+        pass
+    engine.close()
+    return outcome
+
+
+def test_output_unlike_the_controls_is_wrong_and_like_it_is_not(faulty: Faulty) -> None:
+    assert measured(faulty, "", "k0000", num_steps=0).status == "completed"
+    assert measured(faulty, "", "t0000", num_steps=2).status == "completed"
+    wrong = measured(faulty, "wrong_output", "t0001", num_steps=2)
+    assert (wrong.status, wrong.kind, wrong.transient) == ("failed", "wrong_output", False)
+
+
+def test_a_draft_that_is_never_accepted_is_inert(faulty: Faulty) -> None:
+    inert = measured(faulty, "draft_inert", "t0000", num_steps=2, output_tokens=30)
+    assert (inert.status, inert.kind) == ("failed", "draft_inert")
+    assert len(read_table(ResultsFolder(faulty.folder / "results"), "blocks")) == 5
