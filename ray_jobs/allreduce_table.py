@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ray_jobs.allreduce_evidence import collect
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
 from sweeps.nccl import SGLANG_DEFAULTS
@@ -63,6 +64,11 @@ ALLREDUCE = pa.schema(
         pa.field("repeats", pa.int32()),
         pa.field("calls", pa.int32()),  # all-reduces per repeat; the figures are per all-reduce
         pa.field("timer_kind", pa.string()),  # cuda_event | host
+        pa.field("algorithm", pa.string()),  # this and the next four: NCCL's own log, of an untimed run of the set
+        pa.field("protocol", pa.string()),
+        pa.field("channels", pa.int32()),
+        pa.field("transports", pa.list_(pa.string())),  # of rank 0
+        pa.field("unread", pa.list_(pa.string())),  # variables of the set that NCCL did not read
         pa.field("gpu_name", pa.string()),
         pa.field("nccl_version", pa.string()),
         pa.field("torch_version", pa.string()),
@@ -70,8 +76,6 @@ ALLREDUCE = pa.schema(
     metadata={"specsweep.table": "allreduce", "specsweep.schema_version": str(SCHEMA_VERSION)},
 )
 
-_EVIDENCE = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING,P2P,SHM"}
-_LOG_LIMIT_BYTES = 64 * 1024
 _VERSIONS = Path(__file__).with_name("server_versions.py")
 
 
@@ -162,11 +166,20 @@ def measure(
             plan, {**common, "NCCL_DEBUG": "WARN", **variables}, folder / "logs" / _file_name(name)
         )
         machine.update(report.machine)
-        rows += _rows(name, variables, plan, report)
+        found = _rows(name, variables, plan, report)
         if report.survivors:
             wedged = f"ranks of set {name} survived SIGKILL (pids {', '.join(map(str, report.survivors))})"
         if evidence and name != DEFAULT_AGAIN and report.outcome not in ("hang", "refused"):
-            _keep_logs(plan, {**common, **variables, **_EVIDENCE}, folder, name)
+            place = _file_name(name)
+            seen = collect(
+                plan,
+                {**common, **variables},
+                variables,
+                scratch=folder / "logs" / place / "evidence",
+                kept=folder / "nccl" / place,
+            )
+            found = [{**row, **seen.columns(row.get("bytes"))} for row in found] if seen else found
+        rows += found
     removed = tuple(sorted(set(env) - set(inherited)))
     described = {name: machine.get(name) for name in ("gpu_name", "nccl_version", "torch_version")}
     return AllReduceTable(rows=tuple({**row, **described} for row in rows), machine=machine, removed=removed)
@@ -203,20 +216,6 @@ def _figures(row: Mapping[str, Any], plan: RankPlan) -> dict[str, Any]:
         "repeats": len(row["samples_us"]),
         "calls": plan.calls,
     }
-
-
-def _keep_logs(plan: RankPlan, environment: Mapping[str, str], folder: Path, name: str) -> None:
-    """One untimed run of every size with NCCL's log on; each log is kept in `folder`/nccl/SET, within a limit."""
-    scratch = folder / "logs" / _file_name(name) / "evidence"
-    run_ranks(replace(plan, repeats=0), environment, scratch, log_env="NCCL_DEBUG_FILE")
-    kept = folder / "nccl" / _file_name(name)
-    kept.mkdir(parents=True, exist_ok=True)
-    for path in sorted(scratch.glob("rank*.nccl.log")):
-        text = path.read_bytes()
-        half = _LOG_LIMIT_BYTES // 2
-        cut = text if len(text) <= _LOG_LIMIT_BYTES else text[:half] + b"\n[... cut ...]\n" + text[-half:]
-        (kept / path.name.replace(".nccl", "")).write_bytes(cut)
-        path.unlink()
 
 
 def _file_name(name: str) -> str:

@@ -98,6 +98,8 @@ def render(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print one table of medians per mode, then what each set could do to a forward pass."""
     for mode in dict.fromkeys(row["mode"] for row in rows if row.get("mode")):
         console.print(_medians(rows, mode))
+    if any(row.get("algorithm") for row in rows):
+        console.print(_choices(rows))
     verdicts = judge_sets(rows)
     table = Table(
         title=f"against default; ms per forward of {ALL_REDUCES_PER_FORWARD} all-reduces", title_justify="left"
@@ -128,6 +130,25 @@ def _medians(rows: Sequence[Mapping[str, Any]], mode: str) -> Table:
         cells = {row["tokens"]: _cell(row) for row in chosen if row["set"] == name}
         table.add_row(name, *(cells.get(tokens, "-") for tokens in sizes))
     return table
+
+
+def _choices(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Algorithm, protocol and channels by size, as NCCL logged them."""
+    table = Table(title="NCCL's choice, from its log (untimed run)", title_justify="left")
+    sizes = sorted({row["tokens"] for row in rows if row.get("tokens")})
+    for column in ("set", *(f"{tokens} tok" for tokens in sizes), "transports", "not read"):
+        table.add_column(column, overflow="fold")
+    for name in dict.fromkeys(row["set"] for row in rows if row.get("transports") is not None):
+        own = [row for row in rows if row["set"] == name]
+        by_tokens = {row["tokens"]: _choice(row) for row in own if row.get("algorithm")}
+        cells = [by_tokens.get(tokens, "-") for tokens in sizes]
+        table.add_row(name, *cells, ", ".join(own[0]["transports"]), ", ".join(own[0]["unread"]))
+    return table
+
+
+def _choice(row: Mapping[str, Any]) -> str:
+    channels = f" x{row['channels']}" if row["channels"] else ""
+    return f"{row['algorithm']} {row['protocol'] or ''}".strip() + channels
 
 
 def _cell(row: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ def main() -> None:
         for tokens in (1, 2):
             write(row=row(tokens, conduct, repeats=int(options["--repeats"])))
     if "NCCL_DEBUG_FILE" in os.environ:
-        Path(os.environ["NCCL_DEBUG_FILE"]).write_text("first line\n" + "x" * 100_000 + "\nlast line", encoding="utf-8")
+        Path(os.environ["NCCL_DEBUG_FILE"]).write_text(nccl_log(rank) + "x" * 100_000 + "\nlast line", encoding="utf-8")
     if conduct == "half_line":
         out.write('{"stage": "eag')
         out.flush()
@@ -42,6 +42,15 @@ def main() -> None:
     write(stage="done")
     if conduct == "does_not_close":
         time.sleep(600)
+
+
+def nccl_log(rank: int) -> str:
+    protocol = os.environ.get("NCCL_PROTO")
+    said = [f"NCCL_PROTO set by environment to {protocol}"] if protocol else []
+    said.append(f"Channel 00/0 : {rank}[{rank}] -> 1[1] via P2P/IPC")
+    choice = f"Bytes -> Algo RING proto {protocol or 'SIMPLE'} channel{{Lo..Hi}}={{0..1}}"
+    said.extend(f"AllReduce: {14336 * tokens} {choice}" for tokens in (1, 2) if rank == 0)
+    return "".join(f"node:1:1 [{rank}] NCCL INFO {line}\n" for line in said)
 
 
 def row(tokens: int, conduct: str, *, repeats: int) -> dict[str, object]:

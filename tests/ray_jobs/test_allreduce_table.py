@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce_table import (
@@ -27,7 +28,7 @@ from ray_jobs.allreduce_table import (
     server_versions,
     sets_of,
 )
-from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets
+from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets, render
 from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
 
 
@@ -158,11 +159,24 @@ def test_table_keeps_every_set_and_gives_ranks_a_clean_environment(
 
 
 def test_evidence_logs_are_kept_per_rank_and_small(plan: RankPlan, tmp_path: Path) -> None:
-    measure({"default": {}}, plan, tmp_path, env=os.environ, evidence=True)
+    sets: dict[str, Mapping[str, str]] = {"default": {}, "LL": {"NCCL_PROTO": "LL", "NCCL_PORTO": "LL"}}
+    table = measure(sets, plan, tmp_path, env=os.environ, evidence=True)
+    columns = ("set", "tokens", "algorithm", "protocol", "channels", "transports", "unread")
+    chosen = [tuple(row[name] for name in columns) for row in table.rows if row["set"] != DEFAULT_AGAIN]
+    assert chosen == [
+        ("default", 1, "Ring", "Simple", 2, ["P2P/IPC"], []),
+        ("default", 2, "Ring", "Simple", 2, ["P2P/IPC"], []),
+        ("LL", 1, "Ring", "LL", 2, ["P2P/IPC"], ["NCCL_PORTO"]),
+        ("LL", 2, "Ring", "LL", 2, ["P2P/IPC"], ["NCCL_PORTO"]),
+    ]
+    console = Console(width=160, record=True)
+    render(table.rows, console)
+    assert "NCCL_PORTO" in (printed := console.export_text())
+    assert "Ring Simple x2" in printed
     kept = sorted((tmp_path / "nccl/default").iterdir())
     assert [path.name for path in kept] == ["rank0.log", "rank1.log"]
     text = kept[0].read_text()
-    assert text.startswith("first line")
+    assert text.startswith("node:1:1 [0] NCCL INFO Channel 00/0")
     assert text.endswith("last line")
     assert len(text) < 70_000
 
