@@ -215,14 +215,7 @@ def write_part(
     Raises TableError where a row does not fit the schema.
     """
     schema = TABLES[table].with_metadata({"specsweep.table": table, "specsweep.schema_version": str(SCHEMA_VERSION)})
-    try:
-        data = (
-            rows.select(schema.names).cast(schema)
-            if isinstance(rows, pa.Table)
-            else pa.Table.from_pylist(list(rows), schema=schema)
-        )
-    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError, ValueError) as error:
-        raise TableError(f"{table}: a row does not fit schema version {SCHEMA_VERSION}: {error}") from error
+    data = _fit(table, schema, rows)
     path = folder.part(table, trial_id, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -232,6 +225,25 @@ def write_part(
         os.fsync(sink.fileno())
     temporary.rename(path)
     return path
+
+
+def _fit(table: str, schema: pa.Schema, rows: pa.Table | Iterable[Mapping[str, Any]]) -> pa.Table:
+    refusal = f"{table}: a row does not fit schema version {SCHEMA_VERSION}"
+    try:
+        if isinstance(rows, pa.Table):
+            data = rows.select(schema.names).cast(schema)
+        else:
+            listed = list(rows)
+            unknown = sorted({name for row in listed for name in row} - set(schema.names))
+            if unknown:
+                raise TableError(f"{refusal}: there is no column {', '.join(unknown)}")
+            data = pa.Table.from_pylist(listed, schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, KeyError) as error:
+        raise TableError(f"{refusal}: {error}") from error
+    missing = [field.name for field in schema if not field.nullable and data[field.name].null_count]
+    if missing:
+        raise TableError(f"{refusal}: {', '.join(missing)} cannot be null")
+    return data
 
 
 def remove_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> None:

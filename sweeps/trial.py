@@ -120,6 +120,9 @@ class Measurement:
         self._ledger.charge("idle")
         try:
             self._held.close()
+        except EngineError as unclean:
+            self._event("gpu_not_clean", str(unclean))
+            raise
         finally:
             self._ledger.charge("stop")
             self._stamp()

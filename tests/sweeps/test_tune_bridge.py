@@ -173,7 +173,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_lost_its_trial_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
-    """With several nodes Tune hands a waiting trial to whichever actor is free first, and ends the one still starting."""
+    """With several nodes Tune gives a waiting trial to the first free actor, and ends the one still starting."""
     spec = stub_spec()
     space, folder = Space(spec), ResultsFolder(tmp_path)
     blocks = plan_blocks(spec.workload, folder=tmp_path)
