@@ -78,7 +78,7 @@ def level(cells: Cells, key: str, learnt: Spread) -> Level | None:
         return None
     rows: Array = np.array([float(name == key) / cells.keys.count(key) for name in cells.keys])
     launch_share = _launch_share(rows, cells.launches)
-    block_variance, num_blocks = _block_variance(cells, rows, launch_share)
+    block_variance, num_blocks = _block_variance(cells, rows, launch_share, carried=learnt.launch_variance)
     columns = covariates(cells)
     away = np.array([(rows - 1 / len(cells)) @ columns[name] for name in learnt.covariates])
     interval = None
@@ -121,7 +121,8 @@ def compare(
         return None
     rows: Array = np.array([weights.get(key, 0.0) / cells.keys.count(key) for key in cells.keys])
     launch_share = _launch_share(rows, cells.launches)
-    block_variance, num_blocks = _block_variance(cells, rows, launch_share)
+    variance = learnt.launch_variance if launches_matter or learnt.df >= MIN_DF else 0.0
+    block_variance, num_blocks = _block_variance(cells, rows, launch_share, carried=variance)
     if num_blocks < 2:
         return None
     columns = covariates(cells)
@@ -129,9 +130,7 @@ def compare(
     confounded = [name for name in learnt.inestimable if name in columns and abs(rows @ columns[name]) > 1e-9]
     estimate = float(rows @ cells.log_values() - shifts @ learnt.slopes)
     unknown = launches_matter and learnt.df == 0 and launch_share > 1e-12
-    launch_part = 0.0
-    if launches_matter or learnt.df >= MIN_DF:
-        launch_part = learnt.launch_variance * (launch_share + float(shifts @ learnt.slopes_covariance @ shifts))
+    launch_part = variance * (launch_share + float(shifts @ learnt.slopes_covariance @ shifts))
     error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
     reason = f"confounded with {', '.join(confounded)}" if confounded else _NO_REPEAT if unknown else None
     p_difference, p_equivalence = _p_values(estimate, error, df)
@@ -179,6 +178,11 @@ def not_exercised(effect: Effect, reason: str) -> Effect:
     return replace(effect, verdict="not exercised", reason=reason, p_difference=None, p_equivalence=None)
 
 
+def withheld(effect: Effect, reason: str) -> Effect:
+    """The same numbers, from which nothing may be concluded."""
+    return replace(effect, verdict="undecided", reason=reason, p_difference=None, p_equivalence=None)
+
+
 def _judged(effect: Effect, difference: float, equivalence: float, family: int) -> Effect:
     if equivalence < _ALPHA:
         return replace(effect, verdict="equivalent", reason=None)
@@ -216,8 +220,13 @@ def _num_launches(cells: Cells, chosen: npt.NDArray[np.bool_]) -> int:
     return len({launch for launch, used in zip(cells.launches, chosen, strict=True) if used})
 
 
-def _block_variance(cells: Cells, rows: Array, launch_share: float) -> tuple[float, int]:
-    """Variance over blocks of the contrast, less what the launch variance already carries; the number of blocks."""
+def _block_variance(cells: Cells, rows: Array, launch_share: float, *, carried: float) -> tuple[float, int]:
+    """Variance over blocks of the contrast, less the block noise that the launch variance holds; the number of blocks.
+
+    Args:
+        carried: the launch variance in use. Launches differ by the noise of their blocks too; that part would be
+            counted twice, but no more of it than the launch variance is large enough to hold.
+    """
     used = np.flatnonzero(rows)
     influences = cells.influences()
     common = ~np.isnan(influences[used]).any(axis=0)
@@ -225,7 +234,8 @@ def _block_variance(cells: Cells, rows: Array, launch_share: float) -> tuple[flo
     if num_blocks < 2:
         return 0.0, num_blocks
     paired = rows[used] @ influences[used][:, common]
-    noise = replicate_noise(influences, cells.keys)
+    blocks_per_cell = float(np.mean((~np.isnan(influences)).sum(axis=1)))
+    noise = min(replicate_noise(influences, cells.keys), carried * blocks_per_cell)
     return max(0.0, float(np.var(paired, ddof=1)) - noise * launch_share), num_blocks
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from analysis.cells import Cells, cells
-from analysis.effects import Effect, compare, judge, not_exercised
+from analysis.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.load import Results
 from analysis.spread import Spread, spread
 
@@ -126,9 +126,16 @@ def _factors_of(
     value: str,
 ) -> Iterator[Factor]:
     pairs = _pairs(everything, dimension, reference, value)
-    idle = _not_exercised(results, dimension, value)
+    reasons = {point.configuration_id: _not_exercised(results, dimension, point) for point, _ in pairs}
+    active = [pair for pair in pairs if reasons[pair[0].configuration_id] is None]
+    idle = next((reason for reason in reasons.values() if reason), None)
+    notes = []
+    if active and idle:
+        notes.append(f"{len(pairs) - len(active)} pairs left out: {idle}")
+        pairs, idle = active, None
     trees = {point.settings["num_draft_tokens"] for pair in pairs for point in pair}
-    note = "draft tokens change with it" if dimension in ("num_steps", "eagle_topk") and len(trees) > 1 else None
+    if dimension in ("num_steps", "eagle_topk") and len(trees) > 1:
+        notes.append("draft tokens change with it")
     for metric in FACTOR_METRICS:
         seen = observed[metric]
         usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
@@ -137,6 +144,8 @@ def _factors_of(
             effect = compare(seen.cells, _weights(usable), seen.spread, launches_matter=seen.launches_matter)
         if effect is not None and idle is not None:
             effect = not_exercised(effect, idle)
+        elif effect is not None and results.pinned and metric in ("tok_s", "accept_length"):
+            effect = withheld(effect, "acceptance was pinned, not observed")
         reason = None
         if effect is None:
             none = f"no two configurations with {metric} differ in {dimension} alone"
@@ -148,7 +157,7 @@ def _factors_of(
             metric=metric,
             effect=effect,
             reason=reason,
-            note=note,
+            note="; ".join(notes) or None,
             num_pairs=len(usable),
             basis=seen.basis,
         )
@@ -243,16 +252,16 @@ def _weights(pairs: Sequence[tuple[Point, Point]]) -> dict[str, float]:
     return dict(weights)
 
 
-def _not_exercised(results: Results, dimension: str, value: str) -> str | None:
-    """Why a communication setting cannot have acted on decoding; None where it may have."""
+def _not_exercised(results: Results, dimension: str, point: Point) -> str | None:
+    """Why a communication setting cannot have acted on a configuration's decoding; None where it may have."""
     if dimension != "nccl" and not dimension.startswith("env.NCCL_"):
         return None
-    rows = [row for row in results.trials.iter_rows(named=True) if _value(_point(row), dimension) == value]
-    backends = {row["all_reduce"] for row in rows} - {None, *_NCCL_SERVED}
-    if backends and all(row["all_reduce"] in backends for row in rows):
+    trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
+    backends = set(trials["all_reduce"])
+    if not backends & {None, *_NCCL_SERVED}:
         return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
     asked = results.evidence.filter(
-        pl.col("trial_id").is_in([row["trial_id"] for row in rows])
+        pl.col("trial_id").is_in(trials["trial_id"].to_list())
         & pl.col("setting").str.starts_with("env.NCCL_")
         & pl.col("requested").is_not_null()
     )

@@ -51,7 +51,7 @@ def communication_bound(found: Communication) -> str:
     return (
         f"Communication is {found.share:.1%} of the kernel time in verify ({comm_ms:.2f} ms of a cycle of "
         f"{found.cycle_ms:.1f} ms): even if it cost nothing, {found.tok_s:.1f} tok/s would become at most "
-        f"{found.most_tok_s:.1f} ({found.most_tok_s / found.tok_s - 1:+.1%}); no NCCL setting can win more."
+        f"{found.most_tok_s:.1f} ({found.most_tok_s / found.tok_s - 1:+.1%}); no NCCL setting wins more on top."
     )
 
 
@@ -65,13 +65,11 @@ def _drafts(name: str) -> bool:
 
 
 def _short_name(point: Point, varying: set[str]) -> str:
-    parts = [] if point.speculates else ["no speculation"]
+    parts = [f"steps {point.settings['num_steps']}"] if point.speculates else ["no speculation"]
     for name, value in point.settings.items():
-        if name not in varying or (_drafts(name) and not point.speculates):
+        if name == "num_steps" or name not in varying or (_drafts(name) and not point.speculates):
             continue
         if name == "num_draft_tokens" and point.settings.get("eagle_topk") == "1":
             continue
         parts.append(_SHORT.get(name, name.partition(".")[2] + " {}").format(value if value is not None else "unset"))
-    if not parts:
-        parts = [f"steps {point.settings['num_steps']}"]
     return ", ".join(part.strip() for part in parts)
