@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_jobs import cluster
+from sweeps.spec import ResourceSpec, SweepSpec
+from sweeps.tables import ResultsFolder
+from tests.sweeps.stub_engine import stub_spec
+
+
+def node(host: str, gpus: float, *, cpus: float = 32.0, alive: bool = True) -> dict[str, Any]:
+    return {"Alive": alive, "NodeManagerHostname": host, "NodeID": host, "Resources": {"GPU": gpus, "CPU": cpus}}
+
+
+def test_nodes_with_enough_of_everything_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("a", 8), node("b", 4), node("c", 8, cpus=0.5), node("d", 8, alive=False), node("e", 16)]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert [fit["NodeID"] for fit in cluster.suitable_nodes(ResourceSpec())] == ["a", "e"]
+
+
+def test_too_few_gpus_fail_with_need_and_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: [node("a", 4), node("b", 0)])
+    with pytest.raises(
+        cluster.ClusterError, match=r"wanted a node with 8 GPUs and 1 CPUs; the cluster has a: 4 GPUs.*b: 0"
+    ):
+        cluster.suitable_nodes(ResourceSpec())
+
+
+def test_a_node_that_does_not_see_the_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def look(nodes: list[dict[str, Any]], paths: list[str]) -> dict[str, list[str]]:
+        assert all(Path(path).exists() for path in paths)
+        return {entry["NodeManagerHostname"]: paths if entry["NodeID"] == "far" else [] for entry in nodes}
+
+    monkeypatch.setattr(cluster, "_missing_on", look)
+    with pytest.raises(cluster.ClusterError, match="all nodes see; not seen by far"):
+        cluster.check_shared(ResultsFolder(tmp_path), [node("near", 8), node("far", 8)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_drafter_is_named_with_its_key_and_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = {"head": str(tmp_path / "none"), "other": "/unused"}
+    text = {"drafters: {head: head}": f"drafters: {{head: {here['head']}, other: {here['other']}}}"}
+    spec: SweepSpec = stub_spec(text=_replaced(text))
+    monkeypatch.setattr(cluster, "_missing_on", lambda nodes, paths: {"n1": cluster._missing(paths)})
+    with pytest.raises(cluster.ClusterError, match=rf"drafters\.head {tmp_path}/none: does not exist on node n1"):
+        cluster.check_paths(spec, [node("n1", 8)])
+    (tmp_path / "none").mkdir()
+    cluster.check_paths(spec, [node("n1", 8)])
+
+
+def _replaced(changes: dict[str, str]) -> str:
+    from tests.sweeps.stub_engine import SPEC
+
+    text = SPEC
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    return text
