@@ -204,6 +204,18 @@ class TargetSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChecksSpec:
+    """What makes a finished trial a failed one. Random weights make both checks meaningless: `allow` there."""
+
+    __pydantic_config__ = _STRICT
+
+    inert_draft: Literal["refuse", "allow"] = "refuse"
+    """A drafter whose tokens are never accepted."""
+    wrong_output: Literal["refuse", "allow"] = "refuse"
+    """Greedy output that begins unlike the control's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SweepSpec:
     """One sweep: one YAML, one Optuna study, one results folder."""
 
@@ -222,6 +234,7 @@ class SweepSpec:
     budget: BudgetSpec = field(default_factory=BudgetSpec)
     resources: ResourceSpec = field(default_factory=ResourceSpec)
     target: TargetSpec = field(default_factory=TargetSpec)
+    checks: ChecksSpec = field(default_factory=ChecksSpec)
     acceptance: Literal["measured", "pinned"] = "measured"
     """`pinned`: the server simulates acceptance (rows say so, no recommendation is made from them)."""
     allow_unknown_nccl: bool = False

@@ -15,6 +15,7 @@ from sweeps.ledger import Ledger
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
+from sweeps.spec import ChecksSpec
 from sweeps.summary import BlockSummary, summarise
 from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
@@ -33,6 +34,7 @@ class TrialContext:
     num_gpus: int
     acceptance: str
     """`measured` or `pinned`, as in the spec."""
+    checks: ChecksSpec = ChecksSpec()
     node: str | None = None
 
 
@@ -179,8 +181,10 @@ class Measurement:
         """Raise EngineError for an inert draft or wrong output. Pinned acceptance makes neither mean anything."""
         if self._context.acceptance == "pinned":
             return
-        refuse_inert_draft(self._rows.blocks)
-        if self._trial.role != "control" and all(block.temperature == 0 for block in self._context.blocks):
+        if self._context.checks.inert_draft == "refuse":
+            refuse_inert_draft(self._rows.blocks)
+        greedy = all(block.temperature == 0 for block in self._context.blocks)
+        if self._context.checks.wrong_output == "refuse" and self._trial.role != "control" and greedy:
             refuse_wrong_output(outputs_of(self._rows.requests), control_outputs(self._context.folder))
 
     def _trace(self, block: Block) -> None:

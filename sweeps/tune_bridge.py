@@ -125,6 +125,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             blocks=run.blocks,
             num_gpus=run.spec.resources.gpus,
             acceptance=run.spec.acceptance,
+            checks=run.spec.checks,
             node=socket.gethostname(),
         )
         return Measurement(self._held, self._trial, context, attempt=self._attempt)
