@@ -34,7 +34,7 @@ class TrialContext:
     num_gpus: int
     acceptance: str
     """`measured` or `pinned`, as in the spec."""
-    checks: ChecksSpec = ChecksSpec()
+    checks: ChecksSpec = field(default_factory=ChecksSpec)
     node: str | None = None
 
 

@@ -97,7 +97,7 @@ class LaunchReport:
     removed: tuple[str, ...] = ()
     """Inherited variables that were taken out because the sweep sets them."""
     effective: Mapping[str, str] = field(default_factory=dict)
-    """The engine's own account of its settings: `num_steps`, `eagle_topk`, `num_draft_tokens`, `attention_backend`..."""
+    """The engine's own account of its settings: `num_steps`, `eagle_topk`, `attention_backend`, ..."""
     evidence: tuple[Evidence, ...] = ()
     all_reduce: str | None = None
     """What serves decode-size all-reduces (`nccl`, `custom`, ...), where known."""
@@ -165,7 +165,7 @@ class Engine(Protocol):
         ...
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
-        """Change the live server to `configuration` in place; None where only a launch can (nothing has changed then)."""
+        """Change the live server to `configuration` in place; None, and nothing changed, where only a launch can."""
         ...
 
     def run_block(self, block: Block) -> BlockRecord:
