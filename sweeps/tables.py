@@ -270,4 +270,9 @@ def _read_part(path: Path, table: str) -> pa.Table:
         raise TableError(
             f"{path}: schema version {version}, but this Specsweep reads 1 to {SCHEMA_VERSION}: upgrade it"
         )
-    return data.cast(TABLES[table])
+    schema = TABLES[table]
+    for added in (schema.field(name) for name in schema.names if name not in data.column_names):
+        if not added.nullable:
+            raise TableError(f"{path}: has no column {added.name}, and nothing can stand in for it")
+        data = data.append_column(added, pa.nulls(data.num_rows, added.type))
+    return data.select(schema.names).cast(schema)

@@ -156,7 +156,7 @@ def diagnose(text: str, *, returncode: int | None, stage: Stage | None = None) -
         stage: where the caller knows it better than the log does (`first_request`, `measure`).
     """
     stage = stage_reached(text) if stage is None else stage
-    cause = _first_cause(text)
+    cause = _first_cause(text, ended=returncode is not None)
     message = f"{cause.rank}: {cause.text}" if cause and cause.rank else cause.text if cause else None
     kind = _kind(text, cause, returncode, stage)
     return Diagnosis(
@@ -233,13 +233,18 @@ def _hang(stage: Stage) -> Kind:
     return "hang_nccl_init" if stage == "nccl_init" else "hang"
 
 
-def _first_cause(text: str) -> _Line | None:
-    """The innermost exception of the first rank that failed by itself, or an argument parser's complaint."""
+def _first_cause(text: str, *, ended: bool) -> _Line | None:
+    """The innermost exception of the first rank that failed by itself, or an argument parser's complaint.
+
+    A traceback that the server does not call fatal explains its end, but not why a live one stands still.
+    """
     causes = list(_causes(list(_lines(text))))
     own = [cause for cause in causes if not _SECONDARY.search(cause.text)]
-    fatal = [cause for cause in own if cause.stamped] or own[-1:] or causes[:1]
-    if fatal:
-        return fatal[0]
+    fatal = [cause for cause in own if cause.stamped]
+    if fatal or not ended:
+        return fatal[0] if fatal else None
+    if causes:
+        return own[-1] if own else causes[0]
     return next(
         (
             line

@@ -104,3 +104,20 @@ def test_parts_are_removed_and_read_alone(tmp_path: Path) -> None:
 def test_a_folder_without_a_manifest_is_no_results_folder(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"no sweep\.json"):
         ResultsFolder(tmp_path).read_manifest()
+
+
+def test_a_part_from_before_a_column_was_added_has_nulls_there(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path)
+    path = folder.part("requests", "t0000", 1)
+    path.parent.mkdir(parents=True)
+    older = TABLES["requests"].remove(TABLES["requests"].get_field_index("head_hash"))
+    metadata = {"specsweep.table": "requests", "specsweep.schema_version": str(SCHEMA_VERSION)}
+    row = {
+        "sweep_id": "s", "trial_id": "t0000", "attempt": 1, "block_index": 0, "prompt_id": "p", "prompt_tokens": 1,
+        "output_tokens": 1, "ttft_ms": None, "latency_ms": 1.0, "output_hash": "h",
+    }  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([row], schema=older.with_metadata(metadata)), path)
+    assert read_table(folder, "requests").to_pylist() == [{**row, "head_hash": None}]
+    pq.write_table(pa.Table.from_pylist([row], schema=older.with_metadata(metadata)).drop(["prompt_id"]), path)
+    with pytest.raises(TableError, match="no column prompt_id"):
+        read_table(folder, "requests")

@@ -15,12 +15,13 @@ from sweeps.engines.guard import reap_leases
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.space import Configuration, Space
-from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec, read_spec
 from sweeps.summary import summarise
 from sweeps.tables import CYCLE_COLUMNS
 from sweeps.workload import Block, plan_blocks
 
-STUB = Path(__file__).parents[2] / "stub_server.py"
+ROOT = Path(__file__).parents[3]
+STUB = ROOT / "tests" / "stub_server.py"
 SPEC = SweepSpec(
     sweep="contract",
     engine=EngineSpec(kind="simulated", machine="rtx-pro-6000-pcie-x8"),
@@ -72,10 +73,20 @@ def stub(folder: Path) -> Bench:
     return Bench(spec, SGLangEngine(spec, logs=folder / "logs", node_folder=folder / "node"))
 
 
-ENGINES: dict[str, Callable[[Path], Bench]] = {"simulated": simulated, "stub": stub}
+def cpu(folder: Path) -> Bench:
+    """The real server with the tiny model."""
+    tiny = read_spec(ROOT / "sweeps" / "specs" / "tiny_cpu.yaml")
+    if not (ROOT / str(tiny.engine.python)).exists():
+        pytest.skip(f"no {tiny.engine.python}: `make engine` builds it")
+    workload = replace(SPEC.workload, vocabulary=tiny.workload.vocabulary)
+    spec = replace(tiny, search=SPEC.search, nccl_sets=SPEC.nccl_sets, workload=workload)
+    return Bench(spec, SGLangEngine(spec, logs=folder / "logs", node_folder=folder / "node"))
 
 
-@pytest.fixture(params=list(ENGINES))
+ENGINES: dict[str, Callable[[Path], Bench]] = {"simulated": simulated, "stub": stub, "cpu": cpu}
+
+
+@pytest.fixture(params=["simulated", "stub", pytest.param("cpu", marks=pytest.mark.engine)])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     found = ENGINES[request.param](tmp_path)
     yield found

@@ -186,6 +186,13 @@ def test_a_harmless_traceback_before_is_not_the_cause() -> None:
     assert found.kind == "crash"
 
 
+def test_a_traceback_that_is_not_fatal_does_not_explain_a_live_server() -> None:
+    harmless = "Traceback (most recent call last):\n  File 'x'\nConnectionRefusedError: [Errno 111]\n"
+    text = CAPTURING + harmless + log("The server is fired up and ready to roll!")
+    assert diagnose(text, returncode=None).kind == "hang_in_verify"
+    assert diagnose(text, returncode=1).message.startswith("ConnectionRefusedError")
+
+
 def test_without_any_cause_the_message_tells_what_is_known() -> None:
     found = diagnose(CAPTURING, returncode=None)
     assert found.message.startswith("server did not answer in time in stage capture; last line: Capture target")
