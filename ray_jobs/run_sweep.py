@@ -63,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _measure(
     study: SweepStudy, spec: SweepSpec, opened: OpenedResults, blocks: tuple[Block, ...], *, num_nodes: int
 ) -> int:
+    from ray_jobs.monitoring import SweepMetrics
     from sweeps.tune_bridge import SweepRun, run_study
 
     run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_engine)
@@ -73,7 +74,7 @@ def _measure(
     interrupted = False
     with progress:
         try:
-            num_errors = run_study(study, run, progress, num_nodes=num_nodes)
+            num_errors = run_study(study, run, SweepMetrics(progress, spec), num_nodes=num_nodes)
         except KeyboardInterrupt:
             interrupted, num_errors = True, 0
     progress.console.print(progress.summary())
