@@ -50,6 +50,7 @@ FAULTS = (
     "inject:NCCL_P2P_LEVEL=SYS",
     "draft_tokens",
     "draft_inert",
+    "wrong_output",
     "no_handshake",
     "half_cycles",
 )
@@ -142,7 +143,13 @@ def chaos_spec(trials: int, seed: int) -> dict[str, Any]:
         },
         "nccl_sets": {"ll": {"NCCL_PROTO": "LL"}},
         "drafters": {"any": "any"},
-        "workload": {"prompt_tokens": 8, "output_tokens": 16, "blocks": 2, "warmup_blocks": 1},
+        "workload": {
+            "prompt_tokens": 8,
+            "output_tokens": 40,
+            "blocks": 2,
+            "requests_per_block": 3,
+            "warmup_blocks": 1,
+        },
         "study": {"sampler": {"name": "random"}, "seed": seed, "max_replicates": 3},
         "control": {"every": 0, "incumbent": False},
         "budget": {"trials": trials},
