@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from sweeps.engines.base import KernelTime
@@ -29,7 +29,10 @@ _TRIAL_COLUMNS = [
 
 
 def read_observations(folder: ResultsFolder, space: Space) -> Observations:
-    """Every trial of the folder in the order of its start, the last attempt of each; invalid suggestions excepted."""
+    """Every trial of the folder in the order of its start; invalid suggestions excepted.
+
+    Blocks and status are those of a trial's last attempt, seconds those of all of them.
+    """
     known = {member.configuration_id: member for member in (*space.configurations(), space.control)}
     rows = read_table(folder, "trials").select(_TRIAL_COLUMNS).sort_by("started_at").to_pylist()
     trials = {
@@ -37,8 +40,11 @@ def read_observations(folder: ResultsFolder, space: Space) -> Observations:
     }
     blocks = _by_attempt(read_table(folder, "blocks").select(["trial_id", "attempt", *_BLOCK_FIELDS]).to_pylist())
     kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
+    seconds = _seconds(rows)
     return Observations(
-        _observation(row, known[row["configuration_id"]], space, blocks, kernels)
+        replace(
+            _observation(row, known[row["configuration_id"]], space, blocks, kernels), seconds=seconds[row["trial_id"]]
+        )
         for row in sorted(trials.values(), key=lambda row: row["started_at"])
         if row["configuration_id"] in known
     )
@@ -65,7 +71,6 @@ def _observation(
         trial=trial,
         status=row["status"],
         blocks=tuple(_block(block) for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])),
-        seconds={activity: row[f"{activity}_s"] for activity in ACTIVITIES},
         relaunched=row["relaunched"],
         kernels=tuple(
             KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())
@@ -73,6 +78,15 @@ def _observation(
         reason=row["reason"],
         kind=row["kind"],
     )
+
+
+def _seconds(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    seconds: dict[str, dict[str, float]] = {}
+    for row in rows:
+        spent = seconds.setdefault(row["trial_id"], dict.fromkeys(ACTIVITIES, 0.0))
+        for activity in ACTIVITIES:
+            spent[activity] += row[f"{activity}_s"]
+    return seconds
 
 
 def _block(row: Mapping[str, Any]) -> BlockSummary:

@@ -25,6 +25,7 @@ LAYERS = {
     "sweeps.engines": 2,
     "sweeps.evidence": 2,
     "sweeps.rows": 2,
+    "sweeps.output_check": 2,
     "sweeps.journal": 1,
     "sweeps.ledger": 1,
     "sweeps.observations": 1,

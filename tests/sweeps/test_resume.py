@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from sweeps.engines.base import EngineError
+from sweeps.resume import read_observations
+from sweeps.space import Space
+from sweeps.summary import BlockSummary
+from sweeps.tables import ResultsFolder
+from sweeps.trial import HeldEngine, Measurement
+from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
+
+
+def test_the_last_attempt_is_taken_and_every_attempt_is_paid(tmp_path: Path) -> None:
+    spec = stub_spec()
+    space, context = Space(spec), stub_context(spec, tmp_path)
+    engine = StubEngine(failures={"launch": [EngineError("killed", stage="load", kind="crash")]})
+    held, trial = HeldEngine(engine), plan(space.configurations()[2], space, "t0005")
+    blocks = []
+    for attempt in (1, 2):
+        measurement = Measurement(held, trial, context, attempt=attempt)
+        while isinstance(result := measurement.advance(), BlockSummary):
+            blocks.append(result)
+    (seen,) = read_observations(ResultsFolder(tmp_path), space)
+    assert seen.trial == trial
+    assert seen.status == "completed"
+    assert seen.blocks == tuple(blocks)
+    assert seen.seconds["failed"] == 100.0
+    assert sum(seen.seconds.values()) == engine.clock_s
+    assert [kernel.kind for kernel in seen.kernels] == ["communication"]
+
+
+def test_trials_of_configurations_that_the_space_no_longer_has_are_left_out(tmp_path: Path) -> None:
+    spec = stub_spec()
+    space = Space(spec)
+    measurement = Measurement(
+        HeldEngine(StubEngine()), plan(space.configurations()[-1], space), stub_context(spec, tmp_path)
+    )
+    while isinstance(measurement.advance(), BlockSummary):
+        pass
+    smaller = Space(stub_spec(text=_without_ring()))
+    assert len(read_observations(ResultsFolder(tmp_path), space)) == 1
+    assert len(read_observations(ResultsFolder(tmp_path), smaller)) == 0
+
+
+def _without_ring() -> str:
+    from tests.sweeps.stub_engine import SPEC
+
+    return SPEC.replace("nccl: [default, ring]", "nccl: [default]")
