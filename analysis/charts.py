@@ -24,9 +24,11 @@ _FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 _ROW_PX = 38
 
 
-def phase_bars(phases: Sequence[Phases], names: Mapping[str, str]) -> go.Figure:
+def phase_bars(phases: Sequence[Phases], names: Mapping[str, str], control: Side | None) -> go.Figure:
     """Stacked cycle phases, one bar per configuration, fastest configuration on top."""
-    shown = [each for each in phases if each.cycle_ms is not None][:MOST_ROWS]
+    timed = [each for each in phases if each.cycle_ms is not None]
+    key = None if control is None else control.configuration_id
+    shown = [*timed[:MOST_ROWS], *(each for each in timed[MOST_ROWS:] if each.configuration_id == key)]
     labels = [names[each.configuration_id] for each in shown]
     stacks = {
         "decode step": [each.decode_ms for each in shown],
@@ -96,16 +98,9 @@ def throughput_dots(sides: Sequence[Side], names: Mapping[str, str], control: Si
             hovertemplate="%{y}<br>%{x:.1f} tok/s<extra></extra>",
         )
     if control is not None:
-        figure.add_vline(x=control.tok_s, line={"color": NEUTRAL, "dash": "dot", "width": 1.5})
-        figure.add_annotation(
-            x=control.tok_s,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            text=f"control {control.tok_s:.1f}",
-            showarrow=False,
-            font={"size": 12, "color": NEUTRAL},
-        )
+        line = {"color": NEUTRAL, "dash": "dot", "width": 1.5}
+        figure.add_vline(x=control.tok_s, line=line)
+        figure.add_scatter(x=[None], y=[None], mode="lines", line=line, name=f"control {control.tok_s:.1f} tok/s")
     figure.update_yaxes(categoryorder="array", categoryarray=[names[side.configuration_id] for side in shown])
     figure.update_xaxes(title="tokens per second", rangemode="tozero")
     return _rows(figure, len(shown))
@@ -219,7 +214,7 @@ def _level(figure: go.Figure, tok_s: float, accept_length: float, name: str, col
 def _rows(figure: go.Figure, count: int) -> go.Figure:
     legend = len(figure.data) > 1
     styled = _styled(figure, height=(110 if legend else 76) + _ROW_PX * max(count, 1), top=46 if legend else 8)
-    styled.update_yaxes(autorange="reversed", automargin=True, showgrid=False, ticksuffix="  ")
+    styled.update_yaxes(autorange="reversed", automargin=True, showgrid=False, ticklabelstandoff=8)
     return styled
 
 
@@ -240,4 +235,4 @@ def _styled(figure: go.Figure, *, height: int, top: int = 46) -> go.Figure:
 
 def wrapped(label: str) -> str:
     """A long label on several lines."""
-    return "<br>".join(textwrap.wrap(label, 52))
+    return "<br>".join(textwrap.wrap(label, 58, break_on_hyphens=False))

@@ -131,7 +131,8 @@ def _factors_of(
     idle = next((reason for reason in reasons.values() if reason), None)
     notes = []
     if active and idle:
-        notes.append(f"{len(pairs) - len(active)} pairs left out: {idle}")
+        count = len(pairs) - len(active)
+        notes.append(f"{count} pair{'' if count == 1 else 's'} left out: {idle}")
         pairs, idle = active, None
     trees = {point.settings["num_draft_tokens"] for pair in pairs for point in pair}
     if dimension in ("num_steps", "eagle_topk") and len(trees) > 1:
@@ -169,8 +170,25 @@ def _judged(found: Sequence[Factor]) -> Iterator[Factor]:
         if factor.effect is not None:
             families[factor.metric].append(factor.effect)
     verdicts = {metric: iter(judge(family)) for metric, family in families.items()}
-    for factor in found:
-        yield factor if factor.effect is None else replace(factor, effect=next(verdicts[factor.metric]))
+    judged = [
+        factor if factor.effect is None else replace(factor, effect=next(verdicts[factor.metric])) for factor in found
+    ]
+    same_verify = {
+        (factor.dimension, factor.value)
+        for factor in judged
+        if factor.metric == "verify_ms" and factor.effect is not None and factor.effect.verdict == "equivalent"
+    }
+    for factor in judged:
+        yield _by_cycle_only(factor) if (factor.dimension, factor.value) in same_verify else factor
+
+
+def _by_cycle_only(factor: Factor) -> Factor:
+    """Communication acts on throughput through the cycle alone; what accept length did beside it is luck."""
+    claims = factor.effect is not None and factor.effect.verdict in ("better", "worse")
+    if factor.effect is None or factor.metric != "tok_s" or not _communicates(factor.dimension) or not claims:
+        return factor
+    reason = "verify is equivalent, and communication cannot change the accept length that this difference comes from"
+    return replace(factor, effect=withheld(factor.effect, reason))
 
 
 def _point(row: Mapping[str, Any]) -> Point:
@@ -252,9 +270,13 @@ def _weights(pairs: Sequence[tuple[Point, Point]]) -> dict[str, float]:
     return dict(weights)
 
 
+def _communicates(dimension: str) -> bool:
+    return dimension == "nccl" or dimension.startswith("env.NCCL_")
+
+
 def _not_exercised(results: Results, dimension: str, point: Point) -> str | None:
     """Why a communication setting cannot have acted on a configuration's decoding; None where it may have."""
-    if dimension != "nccl" and not dimension.startswith("env.NCCL_"):
+    if not _communicates(dimension):
         return None
     trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
     backends = set(trials["all_reduce"])

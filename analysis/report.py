@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from analysis import charts
 from analysis.effects import MARGIN, Effect
 from analysis.factors import FACTOR_METRICS, Factor
+from analysis.load import Excluded
 from analysis.phases import Phases
 from analysis.verdict import Side, SweepVerdict
 from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
@@ -109,7 +110,7 @@ def _cycle(verdict: SweepVerdict) -> str:
     timed = [each for each in verdict.phases if each.cycle_ms is not None]
     if not timed:
         return _section("Where the cycle goes", "No cycle was timed.")
-    parts = [_figure(charts.phase_bars(timed, _names(verdict)))]
+    parts = [_figure(charts.phase_bars(timed, _names(verdict), verdict.control))]
     if verdict.communication is not None:
         parts.append(f'<p class="say">{escape(communication_bound(verdict.communication))}</p>')
         parts.append("<h3>Kernel time inside verify</h3>")
@@ -140,7 +141,7 @@ def _dimensions(verdict: SweepVerdict) -> str:
 
 
 def _what_if(verdict: SweepVerdict) -> str:
-    title = "What would make speculation pay"
+    title = "When speculation pays"
     needed, plain, today = verdict.break_even, verdict.speculation_pays.plain, _today(verdict)
     figure = charts.accept_length_curve(verdict, _names(verdict))
     if needed is None or figure is None or today is None or plain is None:
@@ -181,17 +182,28 @@ def _launch(verdict: SweepVerdict) -> str:
 
 
 def _left_out(verdict: SweepVerdict) -> str:
-    rows = [
-        f"<td>{escape(each.label)}<div class='why'>{escape(each.trial_id)}</div></td><td>{escape(each.kind)}</td>"
-        f"<td>{escape(each.reason)}{'' if each.what == 'trial' else f' ({each.count} blocks)'}</td>"
-        for each in verdict.excluded
-    ]
-    text = "Trials and blocks that were left out of the comparisons, or cut short, and why."
-    parts = [_table(["configuration", "what happened", "why"], rows)] if rows else []
+    pruned = [each for each in verdict.excluded if each.kind == "pruned"]
+    others = [each for each in verdict.excluded if each.kind != "pruned"]
+    parts = []
+    if others:
+        parts.append(_exclusions(others))
+    if pruned:
+        many = f"{len(pruned)} trial{'' if len(pruned) == 1 else 's'} pruned: compared on the blocks that they ran"
+        parts.append(f"<details><summary>{many}</summary>{_exclusions(pruned)}</details>")
     if verdict.warnings:
         items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
         parts.append(f'<h3>To be read with care</h3><ul class="notes">{items}</ul>')
-    return _section("Excluded, and why", text if rows else "Nothing was excluded.", *parts)
+    text = "What was left out of the comparisons, and why." if others else "Nothing was left out of the comparisons."
+    return _section("Excluded, and why", text, *parts)
+
+
+def _exclusions(excluded: Sequence[Excluded]) -> str:
+    rows = [
+        f"<td>{escape(each.label)}<div class='why'>{escape(each.trial_id)}</div></td><td>{escape(each.kind)}</td>"
+        f"<td>{escape(each.reason)}{'' if each.what == 'trial' else f' ({each.count} blocks)'}</td>"
+        for each in excluded
+    ]
+    return _table(["configuration", "what happened", "why"], rows)
 
 
 def _cost(verdict: SweepVerdict) -> str:
@@ -224,7 +236,7 @@ def _needs_table(needs: Sequence[StepNeed]) -> str:
     targeted = any(need.target is not None for need in needs)
     rows = []
     for need in needs:
-        cycle = f"{need.cycle_ms:.1f} ms" + (" (estimated)" if need.extrapolated else "")
+        cycle = f"{need.cycle_ms:.1f} ms" + (" (estimated)" if need.estimated else "")
         today = "—" if need.accept_length_today is None else f"{need.accept_length_today:.2f}"
         accuracies = [need.break_even] + ([need.target] if need.target is not None else [])
         cells = "".join(

@@ -103,9 +103,12 @@ def _lines(verdict: SweepVerdict) -> list[str]:
         if verdict.communication is None
         else communication_bound(verdict.communication)
     )
-    lines.extend(f"Excluded: {each.label}: {each.kind}: {each.reason}" for each in verdict.excluded[:_MOST_ROWS])
-    if len(verdict.excluded) > _MOST_ROWS:
-        lines.append(f"... and {len(verdict.excluded) - _MOST_ROWS} more exclusions, all of them in the page.")
+    excluded = [each for each in verdict.excluded if each.kind != "pruned"]
+    lines.extend(f"Excluded: {each.label}: {each.kind}: {each.reason}" for each in excluded[:_MOST_ROWS])
+    if len(excluded) > _MOST_ROWS:
+        lines.append(f"... and {len(excluded) - _MOST_ROWS} more exclusions, all of them in the page.")
+    if len(excluded) < len(verdict.excluded):
+        lines.append(f"Pruned: {len(verdict.excluded) - len(excluded)} trials, their reasons in the page.")
     lines.extend(f"With care: {warning}" for warning in verdict.warnings)
     spent = {name: seconds for name, seconds in verdict.cost.gpu_seconds.items() if seconds > 0}
     parts = ", ".join(f"{name.replace('_', ' ')} {hours(seconds)}" for name, seconds in spent.items())

@@ -31,8 +31,8 @@ class StepNeed:
 
     num_steps: int
     cycle_ms: float
-    extrapolated: bool
-    """The cycle time is the line through the step counts that were run, beyond them."""
+    estimated: bool
+    """The cycle time lies on the line through the step counts that were run."""
     accept_length_today: float | None
     break_even: Accuracy
     target: Accuracy | None
@@ -79,9 +79,9 @@ def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: 
     slope = intercept = 0.0
     if len(steps) > 1:
         slope, intercept = map(float, np.polyfit(steps, np.array(cycles, dtype=float), 1))
-        further = list(range(steps[-1] + 1, steps[-1] + _DEEPER + 1))
+        further = [each for each in range(steps[0], steps[-1] + _DEEPER + 1) if each not in timed]
     needs = []
-    for num_steps in (*steps, *further):
+    for num_steps in sorted([*steps, *further]):
         known = timed.get(num_steps)
         cycle_ms = known.cycle_ms if known is not None and known.cycle_ms is not None else intercept + slope * num_steps
         wanted = accept_length_for(baseline_tok_s, cycle_ms=cycle_ms)
@@ -89,7 +89,7 @@ def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: 
             StepNeed(
                 num_steps=num_steps,
                 cycle_ms=cycle_ms,
-                extrapolated=known is None,
+                estimated=known is None,
                 accept_length_today=None if known is None else known.accept_length,
                 break_even=accuracy_for(wanted, num_steps=num_steps),
                 target=None
