@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import time
 from pathlib import Path
@@ -26,8 +27,8 @@ class Boot:
         self._log_bytes = -1
 
     def wait_for_port(self, port: int) -> None:
-        """Return once something listens on `port`. Raises EngineError where the server dies or a stage is late."""
-        while not _listens(port):
+        """Return once a server answers on `port`. Raises EngineError where the server dies or a stage is late."""
+        while not _answers(port):
             self._check()
             time.sleep(_POLL_S)
 
@@ -72,7 +73,14 @@ def free_port() -> int:
         return port
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _answers(port: int) -> bool:
+    """Any HTTP status will do. A listener alone will not: while it starts, SGLang tries its port and lets it go."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    try:
+        connection.request("GET", "/model_info")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
