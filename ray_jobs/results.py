@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
+import socket
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,16 +16,25 @@ from pathlib import Path
 from sweeps.spec import SpecError, SweepSpec, fingerprint
 from sweeps.tables import SCHEMA_VERSION, ResultsFolder, TableError
 
+_LOCK = "driver.lock"
+_BEGUN = {_LOCK, "spec.yaml"}
+"""What a driver that died before it wrote the manifest leaves."""
 _VERSIONS_OF = ("ray", "optuna", "pyarrow", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedResults:
-    """A results folder that belongs to this spec and can be written."""
+    """A results folder that belongs to this spec, can be written, and is this driver's alone until `release`."""
 
     folder: ResultsFolder
     sweep_id: str
     resumed: bool
+    lock: int
+    """Descriptor of the locked file; the lock dies with the process."""
+
+    def release(self) -> None:
+        """Let another driver take the folder."""
+        os.close(self.lock)
 
 
 def default_root(spec: SweepSpec) -> Path:
@@ -38,14 +49,15 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
         text: of the spec; its fingerprint decides whose folder it is.
         must_exist: `--resume` was asked for.
 
-    Raises SpecError where the folder cannot be written, holds something else or belongs to another spec.
+    Raises SpecError where the folder cannot be written, holds something else, belongs to another spec or to another
+    driver that is running.
     """
     folder = ResultsFolder(root.resolve())
     if folder.manifest.is_file():
         return _resume(folder, text)
     if must_exist:
         raise SpecError(f"--resume: wanted a results folder, but {root} has no {folder.manifest.name}")
-    if folder.root.is_dir() and any(folder.root.iterdir()):
+    if folder.root.is_dir() and {path.name for path in folder.root.iterdir()} - _BEGUN:
         raise SpecError(f"--results: {root} is neither empty nor a results folder (it has no {folder.manifest.name})")
     return _create(folder, spec, text)
 
@@ -62,11 +74,13 @@ def _resume(folder: ResultsFolder, text: str) -> OpenedResults:
             f"its spec is {folder.spec}. Take another folder, or that spec"
         )
     _probe_writable(folder)
-    return OpenedResults(folder=folder, sweep_id=str(manifest["sweep_id"]), resumed=True)
+    lock = _lock(folder)
+    return OpenedResults(folder=folder, sweep_id=str(manifest["sweep_id"]), resumed=True, lock=lock)
 
 
 def _create(folder: ResultsFolder, spec: SweepSpec, text: str) -> OpenedResults:
     _probe_writable(folder)
+    lock = _lock(folder)
     sweep_id = f"{spec.sweep}-{uuid.uuid4().hex[:8]}"
     manifest = {
         "sweep_id": sweep_id,
@@ -82,7 +96,21 @@ def _create(folder: ResultsFolder, spec: SweepSpec, text: str) -> OpenedResults:
     temporary = folder.manifest.with_suffix(".tmp")
     temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     temporary.rename(folder.manifest)
-    return OpenedResults(folder=folder, sweep_id=sweep_id, resumed=False)
+    return OpenedResults(folder=folder, sweep_id=sweep_id, resumed=False, lock=lock)
+
+
+def _lock(folder: ResultsFolder) -> int:
+    path = folder.root / _LOCK
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        owner = path.read_text(encoding="utf-8").strip() or "unknown"
+        raise SpecError(f"--results: {folder.root} is in use by a running driver ({owner})") from error
+    os.truncate(lock, 0)
+    os.write(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+    return lock
 
 
 def _probe_writable(folder: ResultsFolder) -> None:

@@ -45,6 +45,20 @@ def _run(arguments: argparse.Namespace) -> int:
     spec, text, space, blocks = _read(arguments.spec)
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
+    try:
+        study = _study(spec, space, opened, num_blocks=spec.workload.blocks)
+        if opened.resumed and study.trials_left == 0 and study.ask() is None:
+            _conclude(SweepProgress(study), opened)
+            return 0
+        num_nodes = _connect(spec, opened)
+        signal.signal(signal.SIGTERM, _interrupt)
+        return _measure(study, spec, opened, blocks, num_nodes=num_nodes)
+    finally:
+        opened.release()
+
+
+def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
+    """Join or start the cluster and check it. Returns the number of nodes that can hold a trial."""
     from ray_jobs import cluster
 
     cluster.connect(spec.engine, spec.resources)
@@ -55,9 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
             cluster.check_paths(spec, nodes)
     except cluster.ClusterError as error:
         raise SpecError(str(error)) from error
-    signal.signal(signal.SIGTERM, _interrupt)
-    study = _study(spec, space, opened, num_blocks=spec.workload.blocks)
-    return _measure(study, spec, opened, blocks, num_nodes=len(nodes))
+    return len(nodes)
 
 
 def _measure(
@@ -77,12 +89,16 @@ def _measure(
             num_errors = run_study(study, run, SweepMetrics(progress, spec), num_nodes=num_nodes)
         except KeyboardInterrupt:
             interrupted, num_errors = True, 0
-    progress.console.print(progress.summary())
-    progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
+    _conclude(progress, opened)
     if num_errors:
         progress.console.print(f"{num_errors} trials ended in an unexpected error", highlight=False)
         return 1
     return 130 if interrupted or not study.finished else 0
+
+
+def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
+    progress.console.print(progress.summary())
+    progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
 
 
 def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:

@@ -14,8 +14,15 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from ray_jobs.results import open_results
 from ray_jobs.run_sweep import main
+from sweeps.engines import open_engine
+from sweeps.space import Space
+from sweeps.spec import read_spec
+from sweeps.study import SweepStudy, open_journal
 from sweeps.tables import ResultsFolder, read_table
+from sweeps.trial import HeldEngine
+from tests.sweeps.stub_engine import drive, stub_context
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = """
@@ -50,6 +57,10 @@ def command(*words: str | Path) -> list[str]:
 def completed(root: Path) -> dict[str, dict[str, object]]:
     rows = read_table(ResultsFolder(root), "trials").to_pylist()
     return {row["trial_id"]: row for row in rows if row["status"] == "completed"}
+
+
+def num_trials(root: Path) -> int:
+    return sum(1 for _ in root.glob("tables/trials/*.parquet"))
 
 
 class TestRefusals:
@@ -104,6 +115,27 @@ class TestRefusals:
     def test_a_folder_of_something_else(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "neither empty nor a results folder" in self.refused(capsys, spec, "--results", tmp_path)
 
+    def test_the_folder_of_a_running_driver(
+        self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        root = tmp_path / "results"
+        other = open_results(root, read_spec(spec), spec.read_text())
+        said = self.refused(capsys, spec, "--results", root)
+        assert f"in use by a running driver (pid {os.getpid()}" in said
+        other.release()
+
+    def test_a_finished_sweep_is_concluded_at_once(
+        self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        root = tmp_path / "results"
+        sweep = read_spec(spec)
+        space, opened = Space(sweep), open_results(root, sweep, spec.read_text())
+        study = SweepStudy(sweep, space, storage=open_journal(opened.folder.study))
+        drive(study, HeldEngine(open_engine(sweep, opened.folder)), stub_context(sweep, root))
+        opened.release()
+        assert main([str(spec), "--results", str(root)]) == 0
+        assert "every configuration of the space was measured (18)" in capsys.readouterr().out
+
     def test_nothing_to_resume(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "--resume" in self.refused(capsys, spec, "--resume", "--results", tmp_path / "new")
 
@@ -142,7 +174,7 @@ def test_a_killed_driver_loses_no_finished_trial(spec: Path, tmp_path: Path) -> 
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(command(spec, "--results", root), cwd=ROOT, stdout=log, stderr=log)
         try:
-            wait_until(lambda: len(completed(root)) >= 3 if root.exists() else False, driver)
+            wait_until(lambda: num_trials(root) >= 3, driver)
         finally:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
@@ -163,7 +195,7 @@ def test_a_stopped_job_ends_its_trial_politely(spec: Path, tmp_path: Path) -> No
     root = tmp_path / "results"
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(command(spec, "--results", root), cwd=ROOT, stdout=log, stderr=log)
-        wait_until(lambda: len(completed(root)) >= 2 if root.exists() else False, driver)
+        wait_until(lambda: num_trials(root) >= 2, driver)
         driver.terminate()
         assert driver.wait(timeout=60) == 130, (tmp_path / "log").read_text()
     rows = read_table(ResultsFolder(root), "trials").to_pylist()
