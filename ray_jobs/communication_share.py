@@ -10,7 +10,7 @@ from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
 from sweeps.engines.kernel_trace import communication_share
 from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec
+from sweeps.spec import SpecError, SweepSpec
 from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
 
@@ -25,13 +25,16 @@ def check_communication(spec: SweepSpec, blocks: Sequence[Block], out: Path) -> 
         kernels = _traced(spec, configuration, blocks, out)
     except EngineError as error:
         return Check(name=NAME, state="failed", detail=f"{configuration.label}: {error.kind} in {error.stage}: {error}")
+    except SpecError as error:
+        return Check(name=NAME, state="failed", detail=str(error))
     share = communication_share(kernels) if kernels else None
     if share is None:
         return Check(name=NAME, state="skipped", detail=f"the {spec.engine.kind} engine left no kernels of verify")
+    origin = "" if spec.engine.kind == "sglang" else f"{spec.engine.kind}: "
     return Check(
         name=NAME,
         state="ok",
-        detail=f"{share:.1%} of kernel time with {configuration.label}: no NCCL set can shorten verify by more",
+        detail=f"{origin}{share:.1%} of kernel time with {configuration.label}: no NCCL set can shorten verify by more",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -171,7 +172,7 @@ SIMULATED = """
 sweep: preflight
 engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8}
 search: {num_steps: [0, 2]}
-drafters: {eagle3: founding-case}
+drafters: {eagle3: founding}
 resources: {gpus: GPUS, cpus: 1}
 """
 
@@ -196,6 +197,29 @@ def test_command_line_on_a_simulated_sweep(
         "server": "skipped",
     }
     assert "2 configurations of 2 suggestions" in capsys.readouterr().out
+
+
+def test_trace_bounds_what_nccl_can_win_and_says_that_it_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SIMULATED.replace("GPUS", "8").replace("[0, 2]", "[0, 2, 3]"), encoding="utf-8")
+    _, document = run([str(spec), "--trace"], tmp_path)
+    check = document["checks"][-1]
+    assert (check["name"], check["state"]) == ("communication in verify", "ok")
+    assert re.match(r"simulated: [0-9.]+% of kernel time with steps 2, ", check["detail"])
+
+
+def test_a_drafter_that_the_machine_does_not_know_is_a_failed_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SIMULATED.replace("GPUS", "8").replace("founding", "funding"), encoding="utf-8")
+    code, document = run([str(spec), "--trace"], tmp_path)
+    assert code == 1
+    assert "no drafter profile 'funding'" in document["checks"][-1]["detail"]
 
 
 def test_a_broken_spec_is_the_only_check(tmp_path: Path) -> None:
