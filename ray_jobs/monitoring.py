@@ -55,7 +55,7 @@ class SweepMetrics:
     def ended(self, trial: PlannedTrial, outcome: Outcome) -> None:
         self._trials.inc(1, tags={**self._sweep, "status": outcome.status})
         for activity, seconds in outcome.seconds.items():
-            if seconds > 0:
+            if seconds * self._num_gpus > 0:
                 self._gpu_seconds.inc(seconds * self._num_gpus, tags={**self._sweep, "activity": activity})
         self._observer.ended(trial, outcome)
 
