@@ -150,6 +150,30 @@ def accept_length_curve(verdict: SweepVerdict, names: Mapping[str, str]) -> go.F
     return _styled(figure, height=400)
 
 
+def control_timeline(verdict: SweepVerdict) -> go.Figure:
+    """The control again and again through the sweep: what drifts shows here."""
+    figure = go.Figure()
+    for node in dict.fromkeys(run.node for run in verdict.control_runs):
+        runs = [run for run in verdict.control_runs if run.node == node]
+        figure.add_scatter(
+            x=[run.at_s / 3600 for run in runs],
+            y=[run.tok_s for run in runs],
+            mode="lines+markers",
+            name=node or "control",
+            marker={"size": 9},
+            line={"width": 1.5, "dash": "dot"},
+            text=[run.trial_id for run in runs],
+            hovertemplate="%{text}: %{y:.2f} tok/s after %{x:.2f} h<extra></extra>",
+        )
+    rates = [run.tok_s for run in verdict.control_runs]
+    middle = sum(rates) / len(rates)
+    reach = max(0.02 * middle, 1.4 * max(abs(rate - middle) for rate in rates))
+    figure.add_hrect(y0=middle * 0.99, y1=middle * 1.01, fillcolor=NEUTRAL, opacity=0.08, line_width=0)
+    figure.update_xaxes(title="hours since the first trial")
+    figure.update_yaxes(title="tokens per second", range=[middle - reach, middle + reach])
+    return _styled(figure, height=300)
+
+
 def cost_bars(verdict: SweepVerdict) -> go.Figure:
     """GPU hours by activity."""
     spent = {name: seconds / 3600 for name, seconds in verdict.cost.gpu_seconds.items() if seconds > 0}
@@ -221,6 +245,7 @@ def _rows(figure: go.Figure, count: int) -> go.Figure:
 def _styled(figure: go.Figure, *, height: int, top: int = 46) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
+        colorway=[PHASE_COLOURS["decode step"], "#C4553B", "#E3A857", GOOD],
         height=height,
         font={"family": _FONT, "size": 13, "color": INK},
         margin={"l": 10, "r": 30, "t": top, "b": 50},

@@ -40,6 +40,7 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         if verdict.communication is None
         else {**asdict(verdict.communication), "most_tok_s": verdict.communication.most_tok_s},
         "drift_per_hour": verdict.drift_per_hour,
+        "control_runs": [asdict(each) for each in verdict.control_runs],
         "excluded": [asdict(each) for each in verdict.excluded],
         "warnings": list(verdict.warnings),
         "gpu_seconds": dict(verdict.cost.gpu_seconds),

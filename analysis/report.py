@@ -22,7 +22,7 @@ from analysis.wording import METRIC_NAMES, communication_bound, hours, percent, 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
-    "Intervals (95 %) cover launches and blocks. The spread among launches comes from what was launched repeatedly "
+    "Intervals (95%) cover launches and blocks. The spread among launches comes from what was launched repeatedly "
     "(controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts for every "
     "configuration and are compared in pairs. Where nothing was launched twice, no difference is claimed. "
     f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
@@ -48,6 +48,7 @@ def page(verdict: SweepVerdict) -> str:
         _what_if(verdict),
         _launch(verdict),
         _left_out(verdict),
+        _drift(verdict),
         _cost(verdict),
         f"<footer>{escape(_HOW)}</footer>",
     )
@@ -94,7 +95,7 @@ def _throughput(verdict: SweepVerdict) -> str:
     if not verdict.sides:
         return _section("Throughput", "Nothing was completed, so there is nothing to compare.")
     more = len(verdict.sides) - charts.MOST_ROWS
-    text = "Every configuration with its 95 % interval, fastest on top (after correction for drift)."
+    text = "Every configuration with its 95% interval, fastest on top (after correction for drift)."
     if any(side.pruned for side in verdict.sides):
         text += " Hollow: pruned before its last block."
     if more > 0:
@@ -215,12 +216,21 @@ def _cost(verdict: SweepVerdict) -> str:
             f" Every one of {verdict.cost.num_configurations} {verdict.cost.counts} once, each with its own launch and "
             f"all its blocks, without controls: {hours(grid)} GPU hours."
         )
-    drift = verdict.drift_per_hour
-    if verdict.control_range is not None:
-        low, high = verdict.control_range
-        text += f" The control ranged from {low:.1f} to {high:.1f} tok/s ({high / low - 1:.1%})"
-        text += ", too few launches to fit a drift." if drift is None else f", a drift of {drift:+.2%} an hour."
     return _section("What it cost", text, _figure(charts.cost_bars(verdict)))
+
+
+def _drift(verdict: SweepVerdict) -> str:
+    title = "Is the machine the same all along"
+    rates = [run.tok_s for run in verdict.control_runs]
+    if len(rates) < 2:
+        return _section(title, "The control has fewer than two valid runs: what drifted cannot be told.")
+    text = (
+        f"The control, {len(rates)} times through the sweep: {min(rates):.1f} to {max(rates):.1f} tok/s "
+        f"({max(rates) / min(rates) - 1:.1%} apart; the band is ±1%). "
+    )
+    drift = verdict.drift_per_hour
+    text += "Too few launches to fit a drift." if drift is None else f"Drift taken out: {drift:+.2%} an hour."
+    return _section(title, text, _figure(charts.control_timeline(verdict)))
 
 
 def _names(verdict: SweepVerdict) -> dict[str, str]:

@@ -43,7 +43,7 @@ def _tables(verdict: SweepVerdict) -> list[RenderableType]:
 def _configurations(verdict: SweepVerdict) -> Table:
     table = Table(title="Configurations, fastest first", title_justify="left", header_style="bold")
     table.add_column("configuration", overflow="fold")
-    for name in ("tok/s", "95 % interval", "against control", "AL", "draft", "verify", "extend", "cycle ms"):
+    for name in ("tok/s", "95% interval", "against control", "AL", "draft", "verify", "extend", "cycle ms"):
         table.add_column(name, justify="right")
     phases = {each.configuration_id: each for each in verdict.phases}
     shown = list(verdict.sides[:_MOST_ROWS])

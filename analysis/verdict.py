@@ -56,6 +56,17 @@ class Pays:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ControlRun:
+    """One measurement of the control."""
+
+    trial_id: str
+    node: str
+    at_s: float
+    """Since the node's first trial."""
+    tok_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SweepVerdict:
     """Everything that a report says."""
 
@@ -78,8 +89,8 @@ class SweepVerdict:
     step_needs: tuple[StepNeed, ...]
     communication: Communication | None
     drift_per_hour: float | None
-    control_range: tuple[float, float] | None
-    """Lowest and highest tok/s among launches of the control."""
+    control_runs: tuple[ControlRun, ...]
+    """In the order of time."""
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
     cost: Cost
@@ -119,7 +130,7 @@ def verdict(results: Results) -> SweepVerdict:
         step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s) if plain else (),
         communication=next((found for each in traced if (found := communication(results, each))), None),
         drift_per_hour=throughput.spread.drift_per_hour,
-        control_range=_control_range(results),
+        control_runs=_control_runs(results),
         excluded=results.excluded,
         warnings=results.warnings,
         cost=cost(results),
@@ -247,7 +258,7 @@ def _sentence(
     difference = f"{abs(effect.effect):.1%} {'faster' if effect.effect > 0 else 'slower'}"
     numbers = (
         f"the best speculative configuration ({speculative.label}) reaches {speculative.tok_s:.1f} tok/s, {difference} "
-        f"than the best without speculation at {plain.tok_s:.1f} tok/s (95 % interval {low:+.1%} to {high:+.1%})"
+        f"than the best without speculation at {plain.tok_s:.1f} tok/s (95% interval {low:+.1%} to {high:+.1%})"
     )
     if word == "better":
         return f"Speculation pays here: {numbers}."
@@ -280,11 +291,12 @@ def _chain(everything: Sequence[Point], speculative: Side | None) -> list[Point]
     return step_chain(everything, like[0]) if like else []
 
 
-def _control_range(results: Results) -> tuple[float, float] | None:
-    rates = (
-        results.blocks.join(results.trials.filter(pl.col("role") == "control"), on="trial_id", how="semi")
-        .group_by("trial_id")
-        .agg(rate=pl.col("decode_tokens").sum() / pl.col("decode_s").sum())["rate"]
-        .to_list()
+def _control_runs(results: Results) -> tuple[ControlRun, ...]:
+    controls = results.trials.filter(pl.col("role") == "control").select("trial_id", "node", "at_s")
+    runs = (
+        results.blocks.join(controls, on="trial_id")
+        .group_by("trial_id", "node", "at_s")
+        .agg(tok_s=pl.col("decode_tokens").sum() / pl.col("decode_s").sum())
+        .sort("at_s", "trial_id")
     )
-    return (min(rates), max(rates)) if rates else None
+    return tuple(ControlRun(**row) for row in runs.iter_rows(named=True))

@@ -83,7 +83,7 @@ def test_a_null_effect_is_no_reason_to_leave_the_control(tmp_path):
 def test_drift_as_large_as_the_effect_does_not_make_one(tmp_path):
     world = replace(QUIET, drift_per_trial=0.004)
     found = judged(tmp_path, interleaved([SIX[0], *STEPS, *SIX[1:]], every=1), world)
-    assert found.control_range[1] / found.control_range[0] > 1.03
+    assert found.control_runs[0].tok_s / found.control_runs[-1].tok_s > 1.03
     effect = factor(found, "nccl", "founding-six", "tok_s").effect
     assert effect.verdict in ("equivalent", "undecided")
     assert abs(effect.effect) < 0.005
@@ -114,6 +114,28 @@ def test_nccl_that_does_not_serve_decode_is_not_exercised(tmp_path):
     assert {effect.verdict for effect in effects} == {"not exercised"}
     assert "custom" in effects[0].reason
     assert factor(found, "num_steps", "3", "tok_s").effect.verdict == "better"
+
+
+def test_pairs_that_never_reach_nccl_are_set_apart_from_those_that_do(tmp_path):
+    plain = {FOUNDING_CONTROL.configuration_id, SIX[0].configuration_id}
+    runs = [
+        run if run.arm.configuration_id in plain else replace(run, columns={"all_reduce": "custom"})
+        for run in interleaved([*STEPS, *SIX])
+    ]
+    throughput = factor(judged(tmp_path, runs), "nccl", "founding-six", "tok_s")
+    assert throughput.num_pairs == 1
+    assert "3 pairs left out" in throughput.note
+    assert throughput.effect.verdict != "not exercised"
+
+
+def test_nccl_is_not_credited_with_a_lucky_accept_length(tmp_path):
+    lucky = tuple(replace(arm, accept_length=arm.accept_length * 1.1) for arm in SIX[1:])
+    found = judged(tmp_path, interleaved([*STEPS, *lucky], every=1))
+    throughput = factor(found, "nccl", "founding-six", "tok_s").effect
+    assert factor(found, "nccl", "founding-six", "verify_ms").effect.verdict == "equivalent"
+    assert throughput.interval[0] > 0
+    assert throughput.verdict == "undecided"
+    assert "accept length" in throughput.reason
 
 
 def test_settings_that_evidence_calls_idle_are_not_exercised(tmp_path):
@@ -150,6 +172,9 @@ def test_pinned_acceptance_recommends_nothing(tmp_path):
     runs = [replace(run, columns={"acceptance": "pinned"}) for run in interleaved(STEPS)]
     found = judged(tmp_path, runs)
     assert found.best is None
+    verdicts = {f.metric: f.effect.verdict for f in found.factors if f.value == "3"}
+    assert (verdicts["tok_s"], verdicts["accept_length"]) == ("undecided", "undecided")
+    assert verdicts["draft_ms"] == "worse"
     assert found.speculation_pays.verdict == "undecided"
     assert document(found)["acceptance"] == "pinned"
 
