@@ -8,13 +8,15 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
+
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.journal import DECISION_SUFFIX, Row
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 from sweeps.summary import BlockSummary
-from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, write_part
+from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
 
 PRUNED_EVENT = "pruned"
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")
@@ -100,6 +102,12 @@ def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
     """Why the driver pruned a trial; None where it did not."""
     rows = read_part(folder, "events", trial_id=trial_id + DECISION_SUFFIX, attempt=1).to_pylist()
     return str(rows[0]["detail"]) if rows else None
+
+
+def last_end_s(folder: ResultsFolder, node: str) -> float:
+    """Where the rows of a node end, on its engines' clock; 0 where it has none."""
+    trials = read_table(folder, "trials").select(["node", "ended_s"])
+    return float(pc.max(trials.filter(pc.equal(trials["node"], node))["ended_s"]).as_py() or 0.0)
 
 
 def interrupted(reason: str, num_blocks: int) -> Outcome:

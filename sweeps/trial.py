@@ -7,7 +7,7 @@ two. Whatever happens, every second of held GPUs is in the ledger and everything
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
 from sweeps.journal import Journal, Row, TrialRows, left_journals, read_journal
@@ -43,13 +43,22 @@ class HeldEngine:
     """An engine and what is known about the server that it holds between trials."""
 
     engine: Engine
+    not_before_s: float = 0.0
+    """Where an earlier engine's rows of this node end: a clock that started anew goes on from there."""
     live_launch_key: str | None = None
     report: LaunchReport | None = None
-    free_since_s: float = field(default=0.0)
-    """Engine's clock: when the last trial let go; from there on the GPUs idle."""
+    offset_s: float = field(init=False)
+    """From the engine's clock to that of the rows."""
+    free_since_s: float = field(init=False)
+    """When the last trial let go; from there on the GPUs idle."""
 
     def __post_init__(self) -> None:
-        self.free_since_s = self.engine.now_s()
+        self.offset_s = max(0.0, self.not_before_s - self.engine.now_s())
+        self.free_since_s = self.now_s()
+
+    def now_s(self) -> float:
+        """The clock of the rows: the engine's, never behind what an earlier engine wrote."""
+        return self.engine.now_s() + self.offset_s
 
     def close(self) -> None:
         """Stop the server. Raises EngineError (`gpu_not_clean`)."""
@@ -65,7 +74,7 @@ class Measurement:
         self._trial = trial
         self._context = context
         self._attempt = attempt
-        self._ledger = Ledger(held.engine.now_s, since_s=held.free_since_s)
+        self._ledger = Ledger(held.now_s, since_s=held.free_since_s)
         self._relaunched: bool | None = None
         self._measured = 0
         self._kernels: tuple[KernelTime, ...] = ()
@@ -165,6 +174,7 @@ class Measurement:
 
     def _measure(self, block: Block) -> BlockSummary:
         record = self._held.engine.run_block(block)
+        record = replace(record, started_s=record.started_s + self._held.offset_s)
         self._ledger.charge("measure")
         summary = summarise(record, block_index=block.index)
         row = {**self._rows.keys, **block_row(record, summary)}
@@ -224,7 +234,7 @@ class Measurement:
 
     def _event(self, event: str, detail: str) -> None:
         self._rows.events.append(
-            {**self._rows.keys, "at_s": self._held.engine.now_s(), "event": event, "detail": detail, "numbers": {}}
+            {**self._rows.keys, "at_s": self._held.now_s(), "event": event, "detail": detail, "numbers": {}}
         )
 
     def _stamp(self) -> None:

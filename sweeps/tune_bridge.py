@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 
 from sweeps.engines.base import Engine
 from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.rows import invalid_row, lost_row, record_decision
+from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision
 from sweeps.spec import SweepSpec
 from sweeps.study import InvalidSuggestion, SweepStudy
 from sweeps.summary import BlockSummary
@@ -78,7 +78,9 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
         self._begun = False
         if run.spec.engine.kind == "sglang":
             check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
-        self._held = HeldEngine(run.open_engine(run.spec, run.folder))
+        self._held = HeldEngine(
+            run.open_engine(run.spec, run.folder), not_before_s=last_end_s(run.folder, socket.gethostname())
+        )
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

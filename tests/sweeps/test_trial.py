@@ -7,7 +7,7 @@ import pytest
 
 from sweeps.engines.base import EngineError, Evidence
 from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.rows import record_decision
+from sweeps.rows import last_end_s, record_decision
 from sweeps.space import Space
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
@@ -71,6 +71,19 @@ def test_the_seconds_of_a_row_are_its_whole_time(held: HeldEngine, context: Tria
         assert trial["idle_s"] == pytest.approx(7.0)
     assert sum(trial["ended_s"] - trial["started_s"] for trial in rows) == pytest.approx(engine.clock_s)
     assert [trial["stop_s"] for trial in rows] == [0.0, 0.0, 3.0, 3.0]
+
+
+def test_a_new_engine_on_the_node_goes_on_where_the_rows_end(held: HeldEngine, context: TrialContext) -> None:
+    context = replace(context, node="n1")
+    run(held, plan(CHAIN[2], SPACE), context)
+    end_s = last_end_s(context.folder, "n1")
+    assert end_s == held.now_s() > 0
+    assert last_end_s(context.folder, "n2") == 0.0
+    run(HeldEngine(StubEngine(), not_before_s=end_s), plan(CHAIN[2], SPACE, "t0001"), context)
+    first, second = row(context, "t0000"), row(context, "t0001")
+    assert second["started_s"] == first["ended_s"]
+    blocks = read_table(context.folder, "blocks").sort_by("started_s")
+    assert blocks["trial_id"].to_pylist() == ["t0000"] * 6 + ["t0001"] * 6
 
 
 def test_an_equal_launch_key_is_switched_in_place(held: HeldEngine, context: TrialContext) -> None:
