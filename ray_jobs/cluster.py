@@ -61,6 +61,14 @@ def suitable_nodes(resources: ResourceSpec) -> list[dict[str, Any]]:
     return fit
 
 
+def waiting_for(resources: ResourceSpec) -> str | None:
+    """What the first trial will wait for where others hold the GPUs now; None where it can start."""
+    free = ray.available_resources().get("GPU", 0)
+    if free >= resources.gpus:
+        return None
+    return f"waiting: a trial needs {resources.gpus} GPUs of one node, the cluster has {free:g} free now"
+
+
 def check_shared(folder: ResultsFolder, nodes: list[dict[str, Any]]) -> None:
     """Raise ClusterError where a node other than this one does not see the results folder."""
     others = [node for node in nodes if node["NodeManagerHostname"] != socket.gethostname()]

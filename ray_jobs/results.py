@@ -38,8 +38,13 @@ class OpenedResults:
 
 
 def default_root(spec: SweepSpec) -> Path:
-    """`results/<sweep>-<timestamp>` below the working directory."""
-    return Path("results") / f"{spec.sweep}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    """`results/<sweep>-<timestamp>` below the working directory.
+
+    A Ray job works in an unpacked copy that Ray deletes later: there it is below `~/specsweep-results`.
+    """
+    in_job = "runtime_resources" in Path.cwd().parts
+    base = Path.home() / "specsweep-results" if in_job else Path("results")
+    return base / f"{spec.sweep}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
 def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = False) -> OpenedResults:

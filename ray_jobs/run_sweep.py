@@ -69,6 +69,8 @@ def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
             cluster.check_paths(spec, nodes)
     except cluster.ClusterError as error:
         raise SpecError(str(error)) from error
+    if (said := cluster.waiting_for(spec.resources)) is not None:
+        print(said, flush=True)
     return len(nodes)
 
 

@@ -29,6 +29,16 @@ def test_too_few_gpus_fail_with_need_and_have(monkeypatch: pytest.MonkeyPatch) -
         cluster.suitable_nodes(ResourceSpec())
 
 
+@pytest.mark.parametrize(("free", "said"), [({"GPU": 8.0}, None), ({"GPU": 3.0}, "3 free now"), ({}, "0 free now")])
+def test_busy_gpus_are_waited_for_aloud(
+    monkeypatch: pytest.MonkeyPatch, free: dict[str, float], said: str | None
+) -> None:
+    monkeypatch.setattr("ray.available_resources", lambda: free)
+    waiting = cluster.waiting_for(ResourceSpec())
+    assert (said is None) == (waiting is None)
+    assert said is None or said in str(waiting)
+
+
 def test_a_node_that_does_not_see_the_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def look(nodes: list[dict[str, Any]], paths: list[str]) -> dict[str, list[str]]:
         assert all(Path(path).exists() for path in paths)

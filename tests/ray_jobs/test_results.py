@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ray_jobs.results import default_root, open_results
+from sweeps.spec import SpecError, fingerprint
+from sweeps.tables import SCHEMA_VERSION
+from tests.sweeps.stub_engine import SPEC, stub_spec
+
+
+def test_a_new_folder_says_what_it_is(weird_tmp_path: Path) -> None:
+    opened = open_results(weird_tmp_path / "new" / "results", stub_spec(), SPEC)
+    opened.release()
+    manifest = opened.folder.read_manifest()
+    assert manifest["sweep_id"] == opened.sweep_id
+    assert manifest["spec_fingerprint"] == fingerprint(SPEC)
+    assert (manifest["schema_version"], manifest["engine"], manifest["target_tok_s"]) == (
+        SCHEMA_VERSION,
+        "simulated",
+        None,
+    )
+    assert {"python", "ray", "optuna"} <= set(manifest["versions"])
+    assert opened.folder.spec.read_text() == SPEC
+
+
+def test_the_same_spec_resumes_with_the_same_id(tmp_path: Path) -> None:
+    first = open_results(tmp_path, stub_spec(), SPEC)
+    first.release()
+    second = open_results(tmp_path, stub_spec(), SPEC, must_exist=True)
+    second.release()
+    assert (second.resumed, second.sweep_id) == (True, first.sweep_id)
+
+
+def test_a_driver_that_died_before_the_manifest_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "driver.lock").write_text("pid 1 on nowhere")
+    (tmp_path / "spec.yaml").write_text("half")
+    open_results(tmp_path, stub_spec(), SPEC).release()
+    assert json.loads((tmp_path / "sweep.json").read_text())["engine"] == "simulated"
+
+
+def test_another_spec_is_refused_and_the_folder_left_alone(tmp_path: Path) -> None:
+    open_results(tmp_path, stub_spec(), SPEC).release()
+    with pytest.raises(SpecError, match="another spec"):
+        open_results(tmp_path, stub_spec(), SPEC + "# changed")
+    assert (tmp_path / "spec.yaml").read_text() == SPEC
+
+
+def test_a_broken_manifest_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(SpecError, match=r"sweep\.json cannot be read"):
+        open_results(tmp_path, stub_spec(), SPEC)
+
+
+def test_results_of_a_job_do_not_go_into_rays_own_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "session" / "runtime_resources" / "working_dir_files" / "pkg"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not default_root(stub_spec()).is_absolute()
+    monkeypatch.chdir(copy)
+    assert default_root(stub_spec()).is_relative_to(Path.home() / "specsweep-results")
