@@ -1,4 +1,4 @@
-"""`python -m analysis report | verdict | break-even`: what a results folder says."""
+"""`python -m analysis report | verdict | break-even | server-log`: what results say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from analysis.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_ev
 from analysis.document import document
 from analysis.load import load
 from analysis.report import write_report
+from analysis.server_log import read_server_log
 from analysis.short_form import print_short_form
 from analysis.verdict import verdict
 from sweeps.tables import TableError
@@ -25,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "break-even":
             return _break_even(options)
+        if options.command == "server-log":
+            return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
             return _verdict(options.results, as_json=options.json)
         return _report(options.results, options.out or options.results / "report.html")
@@ -71,6 +75,21 @@ def _break_even(options: argparse.Namespace) -> int:
     if found.target_accuracy is not None:
         print(f"Accept length for {found.target_tok_s:g} tok/s: {found.target_accept_length:.2f}")
         print(_accuracy_line(f"for {found.target_tok_s:g} tok/s", found.target_accuracy))
+    return 0
+
+
+def _server_log(log: Path, *, as_json: bool) -> int:
+    found = read_server_log(log)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2, allow_nan=False))
+        return 0
+    print(f"Decode throughput: {found.tok_s:.1f} tok/s (median of {found.num_windows} windows of the server's log)")
+    print("Accept length: " + ("not in the log" if found.accept_length is None else f"{found.accept_length:.2f}"))
+    print("In captured graphs: " + ("not in the log" if found.graph_share is None else f"{found.graph_share:.0%}"))
+    print(
+        f"Left out: {found.after_prefill} windows with prefill or idle time, {found.impossible} impossible, "
+        f"{found.unparsed_lines} lines not understood"
+    )
     return 0
 
 
@@ -123,6 +142,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"draft steps per cycle, at this cycle time (default {DEFAULT_NUM_STEPS})",
     )
     even.add_argument("--json", action="store_true", help="as JSON")
+    log = commands.add_parser("server-log", help="throughput and accept length from an SGLang server's own log")
+    log.add_argument("log", type=Path, help="the server's output")
+    log.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 

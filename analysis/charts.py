@@ -171,7 +171,7 @@ def control_timeline(verdict: SweepVerdict) -> go.Figure:
     figure.add_hrect(y0=middle * 0.99, y1=middle * 1.01, fillcolor=NEUTRAL, opacity=0.08, line_width=0)
     figure.update_xaxes(title="hours since the first trial")
     figure.update_yaxes(title="tokens per second", range=[middle - reach, middle + reach])
-    return _styled(figure, height=300)
+    return _styled(figure, height=270, top=46 if len(figure.data) > 1 else 10)
 
 
 def cost_bars(verdict: SweepVerdict) -> go.Figure:

@@ -197,7 +197,7 @@ def _valid_blocks(blocks: pl.DataFrame, trials: pl.DataFrame) -> tuple[pl.DataFr
 def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     """Add `launch` (trials that one server served share it) and `at_s` (seconds since the node's first trial)."""
     node = pl.col("node").fill_null("")
-    ordered = trials.with_columns(node=node).sort("node", "started_s", "trial_id")
+    ordered = trials.with_columns(node=node).sort("node", "started_at", "started_s", "trial_id")
     other_key = pl.col("launch_key") != pl.col("launch_key").shift(1).over("node")
     started_anew = pl.col("relaunched").fill_null(value=True) | other_key.fill_null(value=True)
     return ordered.with_columns(

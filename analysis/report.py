@@ -220,7 +220,7 @@ def _cost(verdict: SweepVerdict) -> str:
 
 
 def _drift(verdict: SweepVerdict) -> str:
-    title = "Is the machine the same all along"
+    title = "Did the machine drift"
     rates = [run.tok_s for run in verdict.control_runs]
     if len(rates) < 2:
         return _section(title, "The control has fewer than two valid runs: what drifted cannot be told.")
