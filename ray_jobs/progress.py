@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 
@@ -79,6 +80,24 @@ class SweepProgress:
             title=f"{self._study.spec.sweep} ({self._engine}): {self._study.stop_reason or 'interrupted'}"
         )
 
+    def totals(self) -> str:
+        """One line: trials by status, GPU hours by activity."""
+        seen = list(self._study.observations)
+        statuses = Counter(trial.status for trial in seen)
+        spent: Counter[str] = Counter()
+        for trial in seen:
+            spent.update(trial.seconds)
+        hours = {name: seconds * self._study.spec.resources.gpus / 3600 for name, seconds in spent.items() if seconds}
+        return (
+            f"{', '.join(f'{count} {status}' for status, count in statuses.items())}; "
+            f"{self._prefix}GPU hours {sum(hours.values()):.2f}: "
+            f"{', '.join(f'{name} {value:.2f}' for name, value in hours.items())}"
+        )
+
+    @property
+    def _prefix(self) -> str:
+        return "" if self._study.spec.engine.kind == "sglang" else "simulated "
+
     @property
     def _engine(self) -> str:
         engine = self._study.spec.engine
@@ -102,7 +121,7 @@ class SweepProgress:
         study = self._study
         held_min = study.observations.held_s * study.spec.resources.gpus / 60
         best = study.incumbent
-        parts = [f"{'simulated ' if study.spec.engine.kind != 'sglang' else ''}GPU minutes {held_min:.1f}"]
+        parts = [f"{self._prefix}GPU minutes {held_min:.1f}"]
         if best is not None:
             means = [self._mean(seen) for seen in study.observations.of_configuration(best)]
             known = [mean for mean in means if mean is not None]

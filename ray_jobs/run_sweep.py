@@ -100,6 +100,7 @@ def _measure(
 
 def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
     progress.console.print(progress.summary())
+    progress.console.print(progress.totals(), highlight=False, soft_wrap=True)
     progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
 
 

@@ -84,6 +84,10 @@ def test_the_summary_ranks_by_throughput_and_says_why_it_ended(tmp_path: Path) -
     assert best is not None
     rows = [line for line in said.splitlines() if line.startswith("│")]
     assert best.label in rows[0]
+    totals = progress.totals()
+    assert sum(int(part.split()[0]) for part in totals.split(";")[0].split(", ")) == len(study.observations)
+    gpu_hours = study.observations.held_s * 8 / 3600
+    assert f"simulated GPU hours {gpu_hours:.2f}: " in totals
 
 
 def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
