@@ -288,7 +288,7 @@ def _effect_cell(factor: Factor) -> str:
 
 def _side_tile(name: str, side: Side | None) -> str:
     if side is None:
-        return _tile(name, "none", "not completed")
+        return _tile(name, "none", "no results")
     interval = "" if side.interval is None else f"{side.interval[0]:.1f} to {side.interval[1]:.1f}, "
     launches = f"{side.num_launches} launch{'' if side.num_launches == 1 else 'es'}"
     return _tile(name, f"{side.tok_s:.1f} <small>tok/s</small>", interval + launches)

@@ -189,7 +189,9 @@ def _command(row: Mapping[str, Any], environment: Mapping[str, str]) -> str:
 
 
 def _fastest(sides: Sequence[Side], *, speculates: bool) -> Side | None:
-    return next((side for side in sides if side.speculates == speculates and not side.pruned), None)
+    """Of those that ran to their end; where all were pruned, of those."""
+    group = sorted((side for side in sides if side.speculates == speculates), key=lambda side: side.pruned)
+    return next(iter(group), None)
 
 
 def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tuple[Side | None, str]:
@@ -211,9 +213,9 @@ def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, pla
     if results.pinned:
         reason = "acceptance was pinned, not observed"
     elif speculative is None:
-        reason = "no speculative configuration was completed"
+        reason = "no speculative configuration has results"
     elif plain is None:
-        reason = "no configuration without speculation was completed"
+        reason = "no configuration without speculation has results"
     else:
         effect, selection = _duel(results, sides, speculative, plain)
         reason = "too few common blocks" if effect is None else effect.reason
@@ -235,7 +237,7 @@ def _duel(results: Results, sides: Sequence[Side], speculative: Side, plain: Sid
     seen = observe(results, "tok_s", split=split)
     keys, among, notes = [], [], []
     for side in (speculative, plain):
-        rivals = sum(each.speculates == side.speculates and not each.pruned for each in sides)
+        rivals = sum((each.speculates, each.pruned) == (side.speculates, side.pruned) for each in sides)
         repeat = side.configuration_id + REPEAT
         again = repeat in seen.cells.keys and side.role != "control"
         keys.append(repeat if again else side.configuration_id)
@@ -245,6 +247,8 @@ def _duel(results: Results, sides: Sequence[Side], speculative: Side, plain: Sid
             notes.append(f"{name}: judged by its later runs as incumbent, which had no part in choosing it")
         elif rivals > 1:
             notes.append(f"{name}: chosen among {rivals} by the same numbers, interval widened for it")
+        if side.pruned:
+            notes.append(f"{name}: every one was pruned, so it is judged on the {side.num_blocks} blocks that it ran")
     effect = compare(seen.cells, {keys[0]: 1.0, keys[1]: -1.0}, seen.spread, selected_among=(among[0], among[1]))
     return effect, "; ".join(notes)
 
@@ -273,7 +277,7 @@ def _break_even(
     results: Results, speculative: Side | None, plain: Side | None, shown: Mapping[str, Phases]
 ) -> tuple[BreakEven | None, str | None]:
     if speculative is None or plain is None:
-        return None, "break-even needs a completed configuration with speculation and one without"
+        return None, "break-even needs a configuration with speculation and one without"
     cycle = shown[speculative.configuration_id]
     if cycle.cycle_ms is None:
         return None, "no cycle was timed"

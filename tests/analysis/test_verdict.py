@@ -189,6 +189,17 @@ def test_a_pruned_configuration_is_shown_but_never_the_best(tmp_path):
     assert ("pruned", "median") in {(each.kind, each.reason) for each in found.excluded}
 
 
+def test_speculation_that_was_pruned_everywhere_is_judged_on_the_blocks_it_ran(tmp_path):
+    runs = [
+        run if run.role == "control" else replace(run, status="pruned", num_blocks=5, columns={"reason": "wilcoxon"})
+        for run in interleaved(STEPS, every=1)
+    ]
+    pays = judged(tmp_path, runs).speculation_pays
+    assert pays.verdict == "worse"
+    assert "every one was pruned" in pays.selection
+    assert pays.effect.num_blocks == 5
+
+
 @pytest.mark.parametrize("status", ["only a control", "only speculation", "nothing completed", "one block"])
 def test_a_sweep_that_did_not_get_far_says_so(tmp_path, status):
     control, eagle = Run(arm=FOUNDING_CONTROL, role="control"), Run(arm=FOUNDING_EAGLE)
