@@ -249,7 +249,7 @@ def _first_cause(text: str, *, ended: bool) -> _Line | None:
         (
             line
             for line in _lines(text)
-            if re.search(r"^\S+: (error: |No module named |.*command not found)", line.text)
+            if re.search(r"^[\w./ -]+: (error: |No module named |.*command not found)", line.text)
         ),
         None,
     )

@@ -23,7 +23,7 @@ from sweeps.engines.guard import ServerProcess, reap_leases
 from sweeps.engines.kernel_trace import TraceError, read_kernel_times, trace_files
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
-from sweeps.engines.server_log import startup_timings
+from sweeps.engines.server_log import log_tail, startup_timings
 from sweeps.engines.sglang_command import (
     ProbeFiles,
     adaptive_settings,
@@ -133,10 +133,7 @@ class SGLangEngine:
             return None
         if self._key(configuration) != self._key(live.configuration):
             return None
-        try:
-            self._ask(live, {"do": "pin", "num_steps": configuration.num_steps})
-        except ProbeError as error:
-            raise EngineError(str(error), stage="measure", kind="not_effective") from error
+        self._ask(live, {"do": "pin", "num_steps": configuration.num_steps})
         live.configuration = configuration
         self._generate(live, _FIRST_BLOCK, "measure", self._spec.engine.deadlines_s.block)
         return self._report(live, boot_s={})
@@ -233,7 +230,7 @@ class SGLangEngine:
         probe = ProbeFiles(folder=folder, num_steps=configuration.num_steps if candidates else None)
         environment = child_environment(self._spec, configuration, inherited=os.environ, probe=probe)
         self._launches += 1
-        log_path = self._logs / f"{configuration.configuration_id}-{os.getpid()}-{self._launches}.log"
+        log_path = self._logs / f"{configuration.configuration_id}-{folder.name}.log"
         record = {
             "command": command,
             "environment": {
@@ -285,7 +282,7 @@ class SGLangEngine:
                 f"calls that are not wrapped: {', '.join(unwrapped) or 'none'}",
                 stage="first_request",
                 kind="no_handshake",
-                log_tail=live.boot.log()[-4000:],
+                log_tail=log_tail(live.boot.log()),
             )
         return handshakes
 
@@ -294,7 +291,7 @@ class SGLangEngine:
             return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=live.is_gone)
         except ServerRefusedError as error:
             kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
-            raise EngineError(str(error), stage=stage, kind=kind, log_tail=live.boot.log()[-4000:]) from error
+            raise EngineError(str(error), stage=stage, kind=kind, log_tail=log_tail(live.boot.log())) from error
         except TimeoutError as error:
             raise live.boot.failure(None, stage, str(error)) from error
         except (ServerGoneError, urllib.error.URLError) as error:
@@ -308,15 +305,24 @@ class SGLangEngine:
         return live.boot.failure(live.server.returncode(), stage)
 
     def _ask(self, live: _Live, command: Mapping[str, Any]) -> None:
-        live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+        try:
+            live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+        except ProbeError as error:
+            raise self._probe_failure(live, error) from error
 
     def _take(self, live: _Live) -> pa.Table:
         try:
             return live.link.take(live.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
         except ProbeError as error:
-            raise EngineError(
-                f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=live.boot.log()[-4000:]
-            ) from error
+            raise self._probe_failure(live, error) from error
+
+    def _probe_failure(self, live: _Live, error: ProbeError) -> EngineError:
+        """A rank that died has no probe either: then it is the server's crash."""
+        if live.is_gone():
+            return live.boot.failure(live.server.returncode(), "measure")
+        return EngineError(
+            f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(live.boot.log())
+        )
 
     def _check_cycles(self, live: _Live, cycles: pa.Table, stage: Stage) -> None:
         """Raises EngineError where a rank saw no cycle, or a cycle ran in another state than asked for."""

@@ -63,8 +63,8 @@ def launch_command(
     """Every word of the command.
 
     Args:
-        step_candidates: with `adaptive_config` (a file with `adaptive_settings`), start with the largest and keep the
-            states of all: a server that starts with less has too small buffers for more.
+        adaptive_config: path of a file with `adaptive_settings(step_candidates)`: the server then starts with the
+            largest of them (one that starts with less has too small buffers for more) and keeps the states of all.
     """
     engine = spec.engine
     command = [*engine.launcher, _located(engine.python) if engine.python else sys.executable]
@@ -73,7 +73,8 @@ def launch_command(
         command += ["--model-path", _located(engine.model_path)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     if configuration.speculates:
-        command += _speculation(spec, configuration, max((configuration.num_steps, *step_candidates)))
+        switchable = () if adaptive_config is None else step_candidates
+        command += _speculation(spec, configuration, max((configuration.num_steps, *switchable)))
         if adaptive_config is not None:
             command += ["--speculative-adaptive", "--speculative-adaptive-config", str(adaptive_config)]
     for name, value in server_arguments(spec, configuration).items():

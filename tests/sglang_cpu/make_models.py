@@ -1,4 +1,4 @@
-"""Write the tiny models of the engine tests: a target, an EAGLE-3 drafter (random), a drafter that is the target plus noise.
+"""Write the engine tests' tiny models: a target, a random EAGLE-3 drafter, a drafter that is the target plus noise.
 
     python tests/sglang_cpu/make_models.py FOLDER
 
