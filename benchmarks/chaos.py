@@ -255,9 +255,9 @@ FINAL_STATUSES = frozenset({"completed", "pruned", "failed", "invalid"})
 def check_leftovers(folder: Path) -> Iterator[Finding]:
     """No lease, no marked process, no listening port of the stubs; given a moment after the driver's end."""
     deadline = time.monotonic() + _SETTLE_S
-    while (_leases(folder) or _marked()) and time.monotonic() < deadline:
+    while (_leases(folder) or _marked(folder)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    leases, marked = _leases(folder), _marked()
+    leases, marked = _leases(folder), _marked(folder)
     yield Finding(promise="no lease is left", kept=not leases, detail=str([path.name for path in leases] or "none"))
     yield Finding(promise="no process is left", kept=not marked, detail=str(marked or "none"))
     daemons = _daemon_ports(folder)
@@ -273,16 +273,16 @@ def _leases(folder: Path) -> list[Path]:
     return sorted((folder / "tmp").glob("specsweep-*/leases/*.json"))
 
 
-def _marked() -> list[int]:
-    """Live processes that bear any lease's mark."""
-    mark = f"{lease.MARK}=".encode()
+def _marked(folder: Path) -> list[int]:
+    """Live processes that bear the mark of a lease, and inherited this benchmark's folder."""
+    mark, own = f"{lease.MARK}=".encode(), f"TMPDIR={folder / 'tmp'}".encode()
     found = []
     for identity in lease.process_table():
         try:
-            environment = Path(f"/proc/{identity.pid}/environ").read_bytes()
+            environment = Path(f"/proc/{identity.pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(entry.startswith(mark) for entry in environment.split(b"\0")):
+        if own in environment and any(entry.startswith(mark) for entry in environment):
             found.append(identity.pid)
     return sorted(found)
 

@@ -99,7 +99,7 @@ def test_a_launch_reports_itself(bench: Bench) -> None:
     before = bench.engine.now_s()
     report = bench.launch(3, "ll")
     assert set(report.boot_s) <= {"launch", "weight_load", "capture"}
-    assert sum(report.boot_s.values()) == pytest.approx(bench.engine.now_s() - before, abs=0.5)
+    assert 0 < sum(report.boot_s.values()) <= bench.engine.now_s() - before + 1e-6
     assert report.num_gpus == bench.spec.resources.gpus
     assert report.version
     assert report.machine
