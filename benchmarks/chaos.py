@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.record import record
 from sweeps.engines import lease
 from sweeps.tables import ResultsFolder, read_table
 
@@ -109,9 +110,16 @@ def _chaos(folder: Path, trials: int, kills: int, seed: int) -> int:
         code = sweep.start(resume=kills > 0).wait()
         print(f"{time.monotonic() - started_s:6.0f} s  {_num_trials(results)} trials, driver ended with {code}")
         findings = [*check_rows(results, trials), *check_leftovers(folder), *_check_bystanders(folder, bystanders)]
-    _print_outcomes(results)
+    outcomes = _outcomes(results)
+    for outcome, count in outcomes.items():
+        print(f"{count:5}  {outcome}")
     for finding in findings:
         print(f"{'kept  ' if finding.kept else 'BROKEN'}  {finding.promise}: {finding.detail}")
+    wall_s = round(time.monotonic() - started_s)
+    promises = {finding.promise: f"{'kept' if finding.kept else 'BROKEN'}: {finding.detail}" for finding in findings}
+    record(
+        "chaos", {"trials": trials, "kills": kills, "seed": seed, "wall_s": wall_s, "outcomes": outcomes, **promises}
+    )
     return 0 if code == 0 and all(finding.kept for finding in findings) else 1
 
 
@@ -339,14 +347,14 @@ def _check_bystanders(folder: Path, bystanders: Sequence[subprocess.Popen[str]])
     )
 
 
-def _print_outcomes(results: ResultsFolder) -> None:
+def _outcomes(results: ResultsFolder) -> dict[str, int]:
+    """Rows by fault and how the attempt ended."""
     rows = read_table(results, "trials").select(["requested", "status", "stage", "kind"]).to_pylist()
-    outcomes = Counter(
-        (dict(row["requested"]).get("env.STUB_FAULT", "-"), row["status"], row["stage"] or "-", row["kind"] or "-")
+    words = (
+        (dict(row["requested"]).get("env.STUB_FAULT", "-"), row["status"], row["stage"] or "", row["kind"] or "")
         for row in rows
     )
-    for (fault, status, stage, kind), count in sorted(outcomes.items()):
-        print(f"{count:5}  {fault:28} {status:10} {stage:14} {kind}")
+    return {" ".join(filter(None, outcome)): count for outcome, count in sorted(Counter(words).items())}
 
 
 if __name__ == "__main__":
