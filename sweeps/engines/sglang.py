@@ -349,7 +349,7 @@ class SGLangEngine:
             live.server_info = _server_info(live)
         first = live.handshakes[0]
         evidence, all_reduce = gather_evidence(
-            self._spec, configuration, live.handshakes, cycles, live.server_info, live.boot.log()
+            self._spec, configuration, live.handshakes, cycles, live.server_info, live.boot.log(), live.folder
         )
         if live.step_candidates:
             evidence = tuple(_explain_switch(row, live.step_candidates) for row in evidence)

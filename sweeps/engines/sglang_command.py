@@ -146,11 +146,28 @@ def child_environment(
     variables["SPT_NOENV"] = "1"  # setproctitle would overwrite the environment block that /proc shows
     variables["SPECSWEEP_PROBE_DIR"] = str(probe.folder)
     variables["SPECSWEEP_PROBE_ENV"] = ",".join(sorted(requested))
+    if num_ranks(spec, configuration) > 1 and "NCCL_DEBUG" not in variables:
+        variables |= _nccl_evidence(spec, configuration, probe.folder)
     if probe.num_steps is not None:
         variables["SPECSWEEP_PROBE_NUM_STEPS"] = str(probe.num_steps)
     if variables.get("SGLANG_PLUGINS"):
         variables["SGLANG_PLUGINS"] += ",specsweep_probe"
     return ChildEnvironment(variables=variables, removed=removed)
+
+
+def _nccl_evidence(spec: SweepSpec, configuration: Configuration, folder: Path) -> dict[str, str]:
+    """NCCL's own account, one file per process; the same in every trial.
+
+    Per-operation lines come once, at capture, under CUDA graphs; without graphs they would come in every cycle.
+    """
+    subsystems = "INIT,ENV,GRAPH,P2P,SHM"
+    if server_arguments(spec, configuration).get("disable-cuda-graph") is not True:
+        subsystems += ",TUNING"
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": subsystems,
+        "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
+    }
 
 
 def num_ranks(spec: SweepSpec, configuration: Configuration) -> int:
