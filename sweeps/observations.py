@@ -105,6 +105,15 @@ class CertifyingSampler(Protocol):
         ...
 
 
+@runtime_checkable
+class RecommendingSampler(Protocol):
+    """A sampler that knows better than raw means which measured configuration is best."""
+
+    def incumbent(self) -> Configuration | None:
+        """The best measured configuration; None while it cannot be told."""
+        ...
+
+
 class Observations:
     """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver."""
 

@@ -29,6 +29,7 @@ from sweeps.observations import (
     Observations,
     Outcome,
     PlannedTrial,
+    RecommendingSampler,
     Role,
     candidate_id,
 )
@@ -104,7 +105,10 @@ class SweepStudy:
 
     @property
     def incumbent(self) -> Configuration | None:
-        """The best configuration of the space so far."""
+        """The best configuration of the space so far: the sampler's own, where it has a model, else the best mean."""
+        sampler = self._study.sampler
+        if isinstance(sampler, RecommendingSampler) and (best := sampler.incumbent()) is not None:
+            return best
         return self.observations.incumbent(self._metric, among=self._members)
 
     @property

@@ -1,0 +1,144 @@
+"""Acceptance of a chain of drafts, position by position: one trial's accept histogram informs every smaller step count.
+
+logit P(position i accepted | all before it were) = theta_i + delta_b, with a smooth prior over positions and one
+difficulty per block, since all trials run the same blocks. AL_k = 1 + sum over i <= k of P(first i accepted). The
+posterior is Laplace's, joint over positions and blocks. Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.summary import BlockSummary
+
+Floats = NDArray[np.float64]
+
+_FIRST, _FIRST_SPREAD = 0.4, 1.0
+_STEP, _STEP_SPREAD = -0.05, 0.4
+"""From position to position; published curves of EAGLE-3 drafters wander by some 0.3 to 0.5 logits."""
+_DIFFICULTY_SPREAD = 0.25
+_NEWTON_STEPS = 12
+_JITTER = 1e-9
+
+
+@dataclass(slots=True)
+class ChainModel:
+    """Posterior of one drafter's chain.
+
+    Args:
+        positions: largest step count of the space.
+        blocks: measured blocks of a trial.
+    """
+
+    positions: int
+    blocks: int
+    _mean: Floats | None = None
+    _factor: Floats | None = None
+
+    def fit(self, trials: Sequence[tuple[int, Sequence[BlockSummary]]]) -> None:
+        """Fit (steps, blocks) of chain trials; the prior alone where there are none."""
+        size = self.positions + self.blocks
+        precision, centre = self._prior()
+        accepted, reached = self._counts(trials)
+        lengths = [
+            (steps, block)
+            for steps, blocks in trials
+            for block in blocks
+            if block.accept_histogram is None and block.accept_length is not None and block.block_index < self.blocks
+        ]
+        state = centre.copy() if self._mean is None else self._mean.copy()
+        curvature = precision
+        for _ in range(_NEWTON_STEPS):
+            theta, delta = state[: self.positions], state[self.positions :]
+            rate = 1.0 / (1.0 + np.exp(-(theta[:, None] + delta[None, :])))
+            slope, weight = accepted - reached * rate, reached * rate * (1.0 - rate)
+            gradient = np.concatenate([slope.sum(axis=1), slope.sum(axis=0)]) - precision @ (state - centre)
+            curvature = precision.copy()
+            curvature[np.arange(size), np.arange(size)] += np.concatenate([weight.sum(axis=1), weight.sum(axis=0)])
+            curvature[: self.positions, self.positions :] += weight
+            curvature[self.positions :, : self.positions] += weight.T
+            for steps, block in lengths:
+                self._add_length(steps, block, rate, gradient, curvature)
+            change = np.clip(np.linalg.solve(curvature, gradient), -1.0, 1.0)
+            state = state + change
+            if np.abs(change).max() < 1e-6:
+                break
+        self._mean = state
+        self._factor = np.asarray(np.linalg.cholesky(np.linalg.inv(curvature) + _JITTER * np.eye(size)), dtype=float)
+
+    def draw(self, normals: Floats) -> Floats:
+        """Accept length by step count, (positions, draws): [k - 1] over all blocks of a trial.
+
+        Args:
+            normals: standard normal, (positions + blocks, draws).
+        """
+        assert self._mean is not None, "draws of a chain that has not been fitted"
+        assert self._factor is not None
+        state = self._mean[:, None] + self._factor @ normals
+        logits = state[: self.positions, None, :] + state[None, self.positions :, :]
+        return 1.0 + np.cumsum(np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0).mean(axis=1), axis=0)
+
+    def expected(self, steps: int, block_indices: Sequence[int]) -> float:
+        """Mean accept length of `steps` over some blocks, at the posterior's mode."""
+        assert self._mean is not None, "expectation of a chain that has not been fitted"
+        known = [self._mean[self.positions + index] if index < self.blocks else 0.0 for index in block_indices]
+        logits = self._mean[:steps, None] + np.array(known)[None, :]
+        lengths = 1.0 + np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0).sum(axis=0)
+        return float(len(known) / np.sum(1.0 / lengths))
+
+    def _prior(self) -> tuple[Floats, Floats]:
+        size = self.positions + self.blocks
+        differences = np.eye(self.positions) - np.eye(self.positions, k=-1)
+        spreads = np.array([_FIRST_SPREAD, *[_STEP_SPREAD] * (self.positions - 1)])
+        precision = np.zeros((size, size))
+        precision[: self.positions, : self.positions] = differences.T @ np.diag(spreads**-2) @ differences
+        blocks = np.arange(self.positions, size)
+        precision[blocks, blocks] = _DIFFICULTY_SPREAD**-2
+        centre = np.zeros(size)
+        centre[: self.positions] = _FIRST + _STEP * np.arange(self.positions)
+        return precision, centre
+
+    def _counts(self, trials: Sequence[tuple[int, Sequence[BlockSummary]]]) -> tuple[Floats, Floats]:
+        """(positions, blocks): cycles in which a position was accepted, and in which it could have been."""
+        accepted = np.zeros((self.positions, self.blocks))
+        reached = np.zeros_like(accepted)
+        for steps, blocks in trials:
+            for block in blocks:
+                if block.accept_histogram is None or block.block_index >= self.blocks:
+                    continue
+                padded = np.zeros(steps + 2)
+                histogram = np.array(block.accept_histogram[: steps + 2], dtype=float)
+                padded[: histogram.size] = histogram
+                at_least = padded[::-1].cumsum()[::-1]
+                reached[:steps, block.block_index] += at_least[1 : steps + 1]
+                accepted[:steps, block.block_index] += at_least[2 : steps + 2]
+        return accepted, reached
+
+    def _add_length(self, steps: int, block: BlockSummary, rate: Floats, gradient: Floats, curvature: Floats) -> None:
+        """Gauss-Newton term of a block that has only a mean accept length (several requests at a time)."""
+        assert block.accept_length is not None
+        column = rate[:steps, block.block_index]
+        survival = np.cumprod(column)
+        tail = survival[::-1].cumsum()[::-1]
+        jacobian = np.zeros(gradient.size)
+        jacobian[:steps] = (1.0 - column) * tail
+        jacobian[self.positions + block.block_index] = jacobian[:steps].sum()
+        weight = 1.0 / length_error(block, steps) ** 2
+        gradient += weight * jacobian * (block.accept_length - 1.0 - survival.sum())
+        curvature += weight * np.outer(jacobian, jacobian)
+
+
+def length_error(block: BlockSummary, steps: int) -> float:
+    """Standard error of a block's accept length: from its histogram, or of a geometric law cut at `steps` + 1."""
+    length = block.accept_length or 1.0
+    if block.accept_histogram is not None and sum(block.accept_histogram) > 1:
+        counts = np.array(block.accept_histogram, dtype=float)
+        tokens = np.arange(counts.size)
+        variance = float((counts * (tokens - length) ** 2).sum() / counts.sum())
+    else:
+        variance = min(length * (length - 1.0), steps**2 / 4.0)
+    return float(np.sqrt((variance + 0.02) / max(1, block.num_cycles)))

@@ -1,0 +1,212 @@
+"""Which part of a cycle may depend on which dimension: the assumptions of the cycle model, in one table.
+
+A term is a product of *levels* (one effect per value) and *lines* (one slope). Its scales are the sizes, relative to
+the factor, that its effects may have; the sweep's own data weigh them against each other. A dimension that is in no
+term of a factor cannot change it: that is what makes one measurement speak for many configurations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.space import Configuration
+from sweeps.spec import Scalar, SpecError
+
+Factor = Literal["forward", "draft", "rest", "accept_length"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One group of effects."""
+
+    levels: tuple[str, ...] = ()
+    """Dimensions; `args` and `env` stand for each dimension of theirs."""
+    lines: tuple[str, ...] = ()
+    """Names in LINES."""
+    scales: tuple[float, ...] = (1.0,)
+    heavy: bool = False
+    """Few levels may do far more than the others: unmeasured ones get Student-t effects."""
+
+    @property
+    def name(self) -> str:
+        return " x ".join((*self.levels, *self.lines)) or "level"
+
+
+LINES: Mapping[str, Callable[[Configuration], float]] = {
+    "speculates": lambda c: float(c.speculates),
+    "steps": lambda c: c.num_steps / 8.0,
+    "widening": lambda c: c.num_steps / 8.0 * ((c.eagle_topk or 1) - 1) / 4.0,
+    "tree": lambda c: float((c.eagle_topk or 1) > 1),
+    "tree_width": lambda c: math.log2(c.eagle_topk or 1),
+    "tree_fill": lambda c: math.log2((c.num_draft_tokens or 1) / (c.num_steps + 1)) if (c.eagle_topk or 1) > 1 else 0.0,
+    "tree_depth": lambda c: c.num_steps / 8.0 if (c.eagle_topk or 1) > 1 else 0.0,
+    "tokens": lambda c: ((c.num_draft_tokens or 1) - 1) / 8.0,
+    "log_tokens": lambda c: math.log2(c.num_draft_tokens or 1) / 3.0,
+}
+
+_SMALL, _MIDDLE = (0.0005, 0.003, 0.02), (0.0005, 0.005, 0.05, 0.4)
+_NCCL = (0.0005, 0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
+
+INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
+    # The target's forward, inside verify or as a plain step. Collectives add milliseconds, they multiply nothing.
+    "forward": (
+        Term(),
+        Term(lines=("speculates",), scales=(1.5,)),
+        Term(lines=("tokens",), scales=(0.03, 0.3)),
+        Term(lines=("log_tokens",), scales=(0.03, 0.3)),
+        Term(lines=("tree",), scales=_SMALL),
+        Term(levels=("tokens",), scales=_SMALL),
+        Term(levels=("nccl",), scales=_NCCL, heavy=True),
+        Term(levels=("nccl",), lines=("tokens",), scales=_SMALL),
+        Term(levels=("args",), scales=_MIDDLE, heavy=True),
+        Term(levels=("env",), scales=_MIDDLE, heavy=True),
+        Term(levels=("args", "nccl"), scales=_MIDDLE),
+        Term(levels=("env", "nccl"), scales=_MIDDLE),
+    ),
+    "draft": (
+        Term(),
+        Term(lines=("steps",), scales=(2.0,)),
+        Term(lines=("widening",), scales=(0.05, 0.5)),
+        Term(levels=("drafter",), scales=_MIDDLE),
+        Term(levels=("drafter",), lines=("steps",), scales=_MIDDLE),
+        Term(levels=("nccl",), lines=("steps",), scales=_MIDDLE),
+        Term(levels=("args",), scales=_MIDDLE),
+    ),
+    # Draft-extend and the gaps between the phases.
+    "rest": (
+        Term(),
+        Term(lines=("tokens",), scales=(0.5,)),
+        Term(levels=("drafter",), scales=_MIDDLE),
+        Term(levels=("nccl",), scales=_MIDDLE),
+        Term(levels=("args",), scales=_MIDDLE),
+    ),
+    # Log accept length of a tree, against the chain of the same steps; chains come from accept histograms.
+    "accept_length": (
+        Term(lines=("tree",), scales=(0.1,)),
+        Term(lines=("tree_width",), scales=(0.02, 0.08)),
+        Term(lines=("tree_fill",), scales=(0.05, 0.15)),
+        Term(lines=("tree_depth",), scales=(0.05, 0.3)),
+        Term(lines=("tree_depth", "tree_width"), scales=(0.05, 0.2)),
+        Term(lines=("tree_depth", "tree_fill"), scales=(0.05, 0.3)),
+    ),
+}
+
+WIDENED: Mapping[Factor, tuple[Term, ...]] = {
+    "forward": (
+        Term(levels=("nccl", "eagle_topk"), scales=(0.003, 0.02, 0.1)),
+        Term(levels=("eagle_topk", "steps"), scales=(0.003, 0.02)),
+    ),
+    "draft": (Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)), Term(levels=("steps",), scales=(0.02, 0.1))),
+    "rest": (Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)),),
+    "accept_length": (
+        Term(levels=("nccl",), scales=(0.003, 0.02, 0.08)),
+        Term(levels=("args",), scales=(0.003, 0.02, 0.08)),
+        Term(levels=("env",), scales=(0.003, 0.02, 0.08)),
+    ),
+}
+"""What a factor gets when a measurement contradicts its terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Columns of a factor over the configurations, and the group of each."""
+
+    terms: tuple[Term, ...]
+    columns: Floats
+    """(configurations, columns)"""
+    group: NDArray[np.int64]
+    """Of each column: the index of its term."""
+    nccl: Mapping[str, int]
+    """NCCL set -> its column of the plain `nccl` term, where there is one."""
+
+
+def design(terms: Iterable[Term], configurations: tuple[Configuration, ...]) -> Design:
+    """Build the columns of `terms`; a level that no two configurations differ in has none."""
+    kept: list[Term] = []
+    blocks: list[Floats] = []
+    nccl: dict[str, int] = {}
+    for term in _expanded(terms, configurations):
+        line = np.array([math.prod(LINES[name](c) for name in term.lines) for c in configurations])
+        keys = [tuple(level(c, name) for name in term.levels) for c in configurations]
+        known = dict.fromkeys(keys)
+        if (term.levels and len(known) < 2) or not line.any():
+            continue
+        if term.levels == ("nccl",) and not term.lines:
+            offset = sum(block.shape[1] for block in blocks)
+            nccl = {str(key[0]): offset + index for index, key in enumerate(known)}
+        places = {key: index for index, key in enumerate(known)}
+        block = np.zeros((len(configurations), len(known)))
+        block[np.arange(len(configurations)), [places[key] for key in keys]] = line
+        kept.append(term)
+        blocks.append(block)
+    group = np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
+    columns = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(configurations), 0))
+    return Design(tuple(kept), columns, group, nccl)
+
+
+def level(configuration: Configuration, name: str) -> Scalar | None:
+    """The value of a dimension in an effective configuration."""
+    if name == "nccl":
+        return configuration.nccl_set
+    if name == "tokens":
+        return configuration.num_draft_tokens or 1
+    if name == "steps":
+        return configuration.num_steps
+    section, _, key = name.partition(".")
+    if section == "args":
+        return dict(configuration.args)[key]
+    if section == "env":
+        return dict(configuration.env)[key]
+    value: Scalar | None = getattr(configuration, name)
+    return value
+
+
+def influence_of(overrides: Mapping[str, Iterable[str]] | None = None) -> dict[Factor, tuple[Term, ...]]:
+    """INFLUENCE with the overrides of a spec: factor -> every dimension that may change it, as levels.
+
+    Raises SpecError for a factor or dimension that does not exist.
+    """
+    terms = dict(INFLUENCE)
+    for name, dimensions in (overrides or {}).items():
+        if name not in get_args(Factor):
+            raise SpecError(f"influence: no factor {name!r}; there are {', '.join(get_args(Factor))}")
+        factor: Factor = name  # type: ignore[assignment]
+        wanted = tuple(dimensions)
+        for dimension in wanted:
+            if dimension.partition(".")[0] not in _DIMENSIONS:
+                raise SpecError(f"influence.{name}: no dimension {dimension!r}; there are {', '.join(_DIMENSIONS)}")
+        renamed = tuple(_LEVEL_NAMES.get(dimension, dimension) for dimension in wanted)
+        kept = tuple(term for term in terms[factor] if all(_allowed(level, renamed) for level in term.levels))
+        present = {level for term in kept if len(term.levels) == 1 and not term.lines for level in term.levels}
+        added = tuple(Term(levels=(each,), scales=_MIDDLE) for each in renamed if each not in present)
+        terms[factor] = (*kept, *added)
+    return terms
+
+
+_DIMENSIONS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "nccl", "args", "env")
+_LEVEL_NAMES = {"num_steps": "steps", "num_draft_tokens": "tokens"}
+
+
+def _allowed(name: str, wanted: tuple[str, ...]) -> bool:
+    """`args` in a term is allowed where the override names `args` or one of its dimensions."""
+    return any(each == name or each.startswith(f"{name}.") for each in wanted)
+
+
+def _expanded(terms: Iterable[Term], configurations: tuple[Configuration, ...]) -> Iterable[Term]:
+    first = configurations[0]
+    own = {"args": [f"args.{name}" for name, _ in first.args], "env": [f"env.{name}" for name, _ in first.env]}
+    for term in terms:
+        generic = next((name for name in term.levels if name in own), None)
+        if generic is None:
+            yield term
+            continue
+        for name in own[generic]:
+            levels = tuple(name if each == generic else each for each in term.levels)
+            yield Term(levels=levels, lines=term.lines, scales=term.scales, heavy=term.heavy)

@@ -1,0 +1,371 @@
+"""The `cycle_model` sampler and the `cycle_bound` pruner: search that uses what is known about a cycle.
+
+The sampler asks for the configuration with the highest expected improvement per GPU second (a switch in place costs
+seconds, a relaunch minutes; both are learnt from the sweep). The pruner ends a trial that cannot reach the incumbent.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+from scipy.stats import norm, wilcoxon
+
+from sweeps.cycle_influence import Floats
+from sweeps.cycle_model import CycleModel, Finding, Posterior
+from sweeps.observations import Decision, Observation, Observations, block_value
+from sweeps.space import Configuration, Space
+from sweeps.spec import Metric
+
+_RELAUNCH_S = 400.0
+"""Until the sweep has launched once."""
+_LAUNCH_ACTIVITIES = ("launch", "weight_load", "capture", "stop")
+_BLOCK_ACTIVITIES = ("warmup", "measure", "trace", "switch")
+
+_ESTIMATORS: weakref.WeakKeyDictionary[Observations, _Estimator] = weakref.WeakKeyDictionary()
+
+
+class CycleModelSampler(BaseSampler):  # type: ignore[misc]
+    """Suggests whole configurations of the finite space.
+
+    Args:
+        influence: factor (`forward`, `draft`, `rest`, `accept_length`) -> every dimension that may change it, in place
+            of the table in `cycle_influence`.
+        draws: posterior draws per decision.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        observations: Observations,
+        *,
+        seed: int | None = None,
+        influence: Mapping[str, Iterable[str]] | None = None,
+        draws: int = 256,
+    ) -> None:
+        self._space = space
+        self._estimator = _Estimator.of(space, observations)
+        self._estimator.configure(seed=seed or 0, influence=influence, draws=draws)
+        self._random = optuna.samplers.RandomSampler(seed=seed)
+        self._suggested: dict[int, Configuration] = {}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Assumptions that were dropped so far."""
+        return tuple(self._estimator.model.findings)
+
+    def incumbent(self) -> Configuration | None:
+        """The measured configuration with the highest posterior mean; None while none has ended."""
+        return self._estimator.incumbent()
+
+    def probability_within(self, within: float) -> float | None:
+        """P(the incumbent is within this share of the best configuration); None while it cannot be told."""
+        return self._estimator.probability_within(within)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {
+            dimension.name: optuna.distributions.CategoricalDistribution(dimension.choices)
+            for dimension in self._space.dimensions
+            if len(dimension.choices) > 1
+        }
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        wanted = self._estimator.next_configuration()
+        if wanted is None:
+            return {}
+        suggestion = self._space.suggestion(wanted)
+        return {name: suggestion[name] for name in search_space}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
+class CycleBoundPruner(BasePruner):  # type: ignore[misc]
+    """Ends a trial whose optimistic throughput stays below the incumbent's.
+
+    Two tests, either is enough: the *bound* (accept length from its posterior, or at most steps + 1, over the measured
+    cycle, against the incumbent's posterior) and the *paired* one (Wilcoxon over the same blocks).
+
+    Args:
+        risk: P(a trial that could win is ended) of the bound, per decision.
+        min_blocks: never before so many blocks.
+        p_threshold: level of the paired test.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        observations: Observations,
+        *,
+        risk: float = 0.001,
+        min_blocks: int = 2,
+        p_threshold: float = 0.005,
+    ) -> None:
+        if not 0.0 < risk < 0.5 or not 0.0 < p_threshold < 0.5:
+            raise ValueError(f"wanted risk and p_threshold in (0, 0.5), got {risk} and {p_threshold}")
+        self._estimator = _Estimator.of(space, observations)
+        self._observations = observations
+        self._sigmas = float(norm.isf(risk))
+        self._min_blocks = min_blocks
+        self._p_threshold = p_threshold
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        return self.decide(trial.number).prune
+
+    def decide(self, number: int) -> Decision:
+        """For the running trial with this study number, after its newest block was observed."""
+        seen = self._observations.of_number(number)
+        if seen is None or len(seen.blocks) < self._min_blocks:
+            return Decision(prune=False)
+        incumbent = self._estimator.incumbent()
+        if incumbent is None or incumbent == seen.trial.configuration:
+            return Decision(prune=False)
+        bound = self._bound(seen, incumbent)
+        return bound if bound.prune else self._paired(seen, incumbent)
+
+    def _bound(self, seen: Observation, incumbent: Configuration) -> Decision:
+        numbers = self._estimator.against(seen, incumbent, self._sigmas)
+        if numbers is None or numbers["optimistic"] >= numbers["incumbent"]:
+            return Decision(prune=False, numbers=numbers or {})
+        return Decision(
+            prune=True,
+            reason=(
+                f"cycle_bound: at best {numbers['optimistic']:.2f} tok/s (accept length at most "
+                f"{numbers['accept_length_bound']:.2f} over {numbers['cycle_ms']:.2f} ms) "
+                f"against {numbers['incumbent']:.2f} of the incumbent ({incumbent.label})"
+            ),
+            numbers=numbers,
+        )
+
+    def _paired(self, seen: Observation, incumbent: Configuration) -> Decision:
+        metric = self._estimator.metric
+        theirs: dict[int, list[float]] = {}
+        for other in self._observations.of_configuration(incumbent):
+            for block in other.blocks:
+                if (value := block_value(block, metric)) is not None:
+                    theirs.setdefault(block.block_index, []).append(value)
+        sign = self._estimator.sign
+        ratios = [
+            sign * math.log(value / (sum(theirs[block.block_index]) / len(theirs[block.block_index])))
+            for block in seen.blocks
+            if block.block_index in theirs and (value := block_value(block, metric)) is not None
+        ]
+        if len(ratios) < 6 or not any(ratios):
+            return Decision(prune=False)
+        p = float(wilcoxon(ratios, alternative="less", method="auto").pvalue)
+        share = math.expm1(sum(ratios) / len(ratios))
+        numbers = {"p": p, "share": share, "blocks": float(len(ratios))}
+        # A difference below the spread between launches says nothing about the configuration.
+        if p >= self._p_threshold or share > -0.01:
+            return Decision(prune=False, numbers=numbers)
+        reason = (
+            f"cycle_bound: {share:.1%} against {incumbent.label} over {len(ratios)} paired blocks (Wilcoxon p {p:.4f})"
+        )
+        return Decision(prune=True, reason=reason, numbers=numbers)
+
+
+class _Estimator:
+    """The model of one sweep with its newest posterior, shared by sampler and pruner."""
+
+    def __init__(self, space: Space, observations: Observations) -> None:
+        self.space = space
+        # Observations own their estimator through the weak dictionary; a strong reference back would keep both alive.
+        self._observations = weakref.ref(observations)
+        self.metric: Metric = space.spec.study.metric
+        self.sign = 1.0 if self.metric == "tok_s" else -1.0
+        self._draws = 256
+        self._key: tuple[object, ...] = ()
+        self._posterior: Posterior | None = None
+        self._incumbent: Configuration | None = None
+        self._members = frozenset(space.configurations())
+        self.model = CycleModel(space, seed=space.spec.study.seed)
+
+    @classmethod
+    def of(cls, space: Space, observations: Observations) -> _Estimator:
+        """The one that belongs to these observations."""
+        if observations not in _ESTIMATORS:
+            _ESTIMATORS[observations] = cls(space, observations)
+        return _ESTIMATORS[observations]
+
+    def configure(self, *, seed: int, influence: Mapping[str, Iterable[str]] | None, draws: int) -> None:
+        self._draws = draws
+        self.model = CycleModel(self.space, influence=influence, seed=seed)
+
+    @property
+    def observations(self) -> Observations:
+        observations = self._observations()
+        assert observations is not None, "the observations of a sweep were dropped before its sampler"
+        return observations
+
+    def posterior(self) -> Posterior | None:
+        """Refitted when a trial has ended since."""
+        ended = [seen for seen in self.observations if seen.status != "running"]
+        key = tuple((seen.trial.trial_id, seen.status) for seen in ended)
+        if key != self._key or self._posterior is None:
+            self._key = key
+            self._posterior = self.model.posterior(Observations(ended), draws=self._draws)
+            self._incumbent = self._best_measured()
+        return self._posterior
+
+    def incumbent(self) -> Configuration | None:
+        if self.posterior() is None:
+            return self.observations.incumbent(self.metric, among=self._members)
+        return self._incumbent
+
+    def probability_within(self, within: float) -> float | None:
+        posterior, incumbent = self.posterior(), self.incumbent()
+        if posterior is None or incumbent is None:
+            return None
+        values = self._values(posterior)
+        failed = self._failed()
+        rows = [row for row, member in enumerate(posterior.members) if member in self._members and member not in failed]
+        own = values[self.model.row(incumbent)]
+        return float(np.mean(own >= values[rows].max(axis=0) - within * np.abs(own)))
+
+    def next_configuration(self) -> Configuration | None:
+        """The largest chain first; then the highest expected improvement per GPU second. None: nothing to go by."""
+        posterior = self.posterior()
+        counts, failed = self._counts(), self._failed()
+        limit = self.space.spec.study.max_replicates
+        candidates = [
+            member for member in self.space.configurations() if counts.get(member, 0) < limit and member not in failed
+        ]
+        if not candidates:
+            return None
+        if (chain := self._first_chain(candidates)) is not None:
+            return chain
+        if posterior is None:
+            return None
+        values = self._values(posterior)
+        rows = np.array([self.model.row(member) for member in candidates])
+        incumbent = self.incumbent()
+        best = values[self.model.row(incumbent)] if incumbent is not None else np.median(values, axis=0)
+        improvement = np.maximum(values[rows] - best, 0.0).mean(axis=1)
+        improvement *= 1.0 - self._failure_risk(candidates)
+        gain = improvement / self._cost_s(candidates)
+        if not gain.any():  # nothing is expected to win: the least certain loser
+            gain = np.quantile(values[rows] - best, 0.999, axis=1)
+        return candidates[int(gain.argmax())]
+
+    def against(self, seen: Observation, incumbent: Configuration, sigmas: float) -> dict[str, float] | None:
+        """Numbers of the bound on a running trial; None where it cannot be told."""
+        posterior = self.posterior()
+        cycles = np.array([block.cycle_ms for block in seen.blocks if block.cycle_ms is not None])
+        if posterior is None or not cycles.size or self.metric != "tok_s":
+            return None
+        own, theirs = self.model.row(seen.trial.configuration), self.model.row(incumbent)
+        configuration = seen.trial.configuration
+        cycle_ms = float(cycles.mean())
+        # 0.4 %: launches differ, and a launch's first blocks are a little slow.
+        spread = float(cycles.std(ddof=1) / cycle_ms / math.sqrt(cycles.size)) if cycles.size > 1 else 0.01
+        cycle_error = math.hypot(spread, 0.004)
+        reference = np.log(posterior.tok_s[theirs])
+        relative = np.log(posterior.accept_length[own]) - reference
+        scale = float(np.median(np.log(posterior.tok_s[own] * posterior.cycle_ms[own] / posterior.accept_length[own])))
+        mean, variance = float(relative.mean()), float(relative.var()) + 1e-6
+        if configuration.speculates and (measured := self.model.adjusted_length(seen)) is not None:
+            length, error = measured
+            weight = 1.0 / (error**2 + float(reference.var()) + 0.01**2)
+            mean = (mean / variance + (length - float(reference.mean())) * weight) / (1.0 / variance + weight)
+            variance = 1.0 / (1.0 / variance + weight)
+        level = float(np.exp(reference).mean())
+        optimistic = mean + sigmas * math.hypot(math.sqrt(variance), cycle_error) + scale - math.log(cycle_ms)
+        hard = math.log(configuration.num_steps + 1.0) - math.log(level)
+        hard += scale - math.log(cycle_ms) + sigmas * cycle_error
+        bounded = min(optimistic, hard)
+        return {
+            "optimistic": level * math.exp(bounded),
+            "incumbent": level,
+            "accept_length_bound": level * math.exp(bounded + math.log(cycle_ms) - scale),
+            "cycle_ms": cycle_ms,
+            "blocks": float(len(seen.blocks)),
+        }
+
+    def _values(self, posterior: Posterior) -> Floats:
+        of_metric: Mapping[Metric, Floats] = {
+            "tok_s": posterior.tok_s,
+            "cycle_ms": posterior.cycle_ms,
+            "verify_ms": posterior.verify_ms,
+        }
+        return self.sign * of_metric[self.metric]
+
+    def _best_measured(self) -> Configuration | None:
+        if self._posterior is None:
+            return None
+        measured = [
+            seen.trial.configuration
+            for seen in self.observations
+            if seen.status == "completed" and seen.trial.configuration in self._members
+        ]
+        if not measured:
+            return None
+        means = self._values(self._posterior).mean(axis=1)
+        return max(measured, key=lambda member: float(means[self.model.row(member)]))
+
+    def _first_chain(self, candidates: Sequence[Configuration]) -> Configuration | None:
+        """The largest step count at top-k 1, nearest to the control's other settings, if no chain was tried."""
+        if any((seen.trial.configuration.eagle_topk or 0) == 1 for seen in self.observations):
+            return None
+        control = self.space.control
+        chains = [member for member in candidates if member.eagle_topk == 1]
+        same = [member for member in chains if (member.nccl_env, member.args) == (control.nccl_env, control.args)]
+        return max(same or chains, key=lambda member: member.num_steps, default=None)
+
+    def _counts(self) -> dict[Configuration, int]:
+        counts: dict[Configuration, int] = {}
+        for seen in self.observations:
+            if seen.trial.role != "incumbent" and seen.status != "failed":
+                counts[seen.trial.configuration] = counts.get(seen.trial.configuration, 0) + 1
+        return counts
+
+    def _failed(self) -> set[Configuration]:
+        ended = [seen for seen in self.observations if seen.status == "failed" and seen.kind != "interrupted"]
+        return {seen.trial.configuration for seen in ended if seen.trial.role == "candidate"}
+
+    def _failure_risk(self, candidates: Sequence[Configuration]) -> Floats:
+        """Share of failed launches with the same NCCL set or the same arguments."""
+        tried: dict[object, list[bool]] = {}
+        for seen in self.observations:
+            if seen.status != "running" and seen.relaunched is not False:
+                for setting in _settings(seen.trial.configuration):
+                    tried.setdefault(setting, []).append(seen.status == "failed" and not seen.blocks)
+        risks = [
+            max(sum(tried.get(setting, ())) / (len(tried.get(setting, ())) + 0.25) for setting in _settings(member))
+            for member in candidates
+        ]
+        return np.array(risks)
+
+    def _cost_s(self, candidates: Sequence[Configuration]) -> Floats:
+        ended = [seen for seen in self.observations if seen.status != "running" and seen.seconds]
+        boots = [
+            spent
+            for seen in ended
+            if (spent := sum(seen.seconds.get(name, 0.0) for name in _LAUNCH_ACTIVITIES)) and seen.relaunched
+        ]
+        per_block = [
+            sum(seen.seconds.get(name, 0.0) for name in _BLOCK_ACTIVITIES) / len(seen.blocks)
+            for seen in ended
+            if seen.blocks
+        ]
+        # The first launch on a machine is colder than the others.
+        boot_s = float(np.mean(boots[1:] or boots)) if boots else _RELAUNCH_S
+        blocks_s = (float(np.mean(per_block)) if per_block else 5.0) * self.space.spec.workload.blocks
+        live = self.observations.live_launch_key
+        here = np.array([self.space.launch_key(member) == live for member in candidates])
+        return np.where(here, 0.0, boot_s) + blocks_s
+
+
+def _settings(configuration: Configuration) -> tuple[object, ...]:
+    return (("nccl", configuration.nccl_env), *configuration.args, *configuration.env)

@@ -1,0 +1,196 @@
+"""A Gaussian random-effects model of one factor, its scales weighed by the data. Numpy only.
+
+y = columns @ effects + deviation(configuration) + launch + drift * hours + noise. Each group of effects has one scale
+out of a short list; scales are sampled (Gibbs over the lists, a few particles), so that few levels seen do not make the
+model sure about the rest. Joint draws for every configuration come by Matheron's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.cycle_influence import Design
+
+Floats = NDArray[np.float64]
+
+_DEVIATION = (0.0003, 0.001, 0.003, 0.01, 0.04)
+_LAUNCH = (0.0003, 0.001, 0.003, 0.01)
+_DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
+_PRIOR_OF_DEVIATION = (4.0, 4.0, 2.0, 0.5, 0.1)
+"""Weights of _DEVIATION: the terms are believed until a measurement contradicts them."""
+_DEGREES_OF_FREEDOM = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """Trials of one factor."""
+
+    rows: NDArray[np.int64]
+    """Index of each trial's configuration."""
+    values: Floats
+    errors: Floats
+    """Standard error of each value from its own blocks, in units of the value where `multiplies`."""
+    launches: NDArray[np.int64]
+    hours: Floats
+
+
+@dataclass(slots=True)
+class FactorModel:
+    """Terms over a fixed list of configurations; `fit`, then `draw`.
+
+    Args:
+        multiplies: deviation, launch, drift and noise are shares of the value (times), or plain (logs).
+    """
+
+    design: Design
+    multiplies: bool = True
+    particles: int = 8
+    _scales: NDArray[np.int64] | None = None
+    _fitted: _Fitted | None = None
+
+    def fit(self, data: Measurements, rng: np.random.Generator, *, sweeps: int = 2) -> None:
+        """Sample scales given the data, starting from those of the last fit."""
+        groups = len(self.design.terms)
+        options = [np.array(term.scales) for term in self.design.terms]
+        options += [np.array(_DEVIATION), np.array(_LAUNCH), np.array(_DRIFT_PER_HOUR)]
+        unit = float(np.median(data.values)) if self.multiplies else 1.0
+        values = data.values / unit
+        size = values if self.multiplies else np.ones_like(values)
+        kernels = self._kernels(data, size)
+        noise = np.diag((data.errors * size) ** 2 + 1e-10)
+        if self._scales is None or self._scales.shape[1] != len(options):
+            self._scales = np.stack([rng.integers(0, len(each), self.particles) for each in options], axis=1)
+        prior = [np.zeros(len(each)) for each in options]
+        prior[groups] = np.log(np.array(_PRIOR_OF_DEVIATION))
+        for _ in range(sweeps):
+            self._gibbs(options, kernels, noise, values, prior, rng)
+        chosen = np.stack([each[index] for each, index in zip(options, self._scales.T, strict=True)], axis=1)
+        covariance = np.tensordot(chosen**2, kernels, axes=1) + noise
+        self._fitted = _Fitted(
+            data, unit, values, size, chosen, np.asarray(np.linalg.inv(covariance), dtype=float), noise.diagonal()
+        )
+
+    def scales(self) -> Mapping[str, float]:
+        """Mean scale of each term and of deviation, launch and drift."""
+        assert self._fitted is not None, "scales of a model that has not been fitted"
+        names = [*(term.name for term in self.design.terms), "deviation", "launch", "drift"]
+        return dict(zip(names, np.sqrt((self._fitted.chosen**2).mean(axis=0)).tolist(), strict=True))
+
+    def draw(
+        self,
+        draws: int,
+        rng: np.random.Generator,
+        *,
+        nccl_gain: float | None = None,
+    ) -> Floats:
+        """Joint posterior draws, (configurations, draws).
+
+        Args:
+            nccl_gain: most that an NCCL set can take off the value of the first one (None: no bound).
+        """
+        fitted = self._fitted
+        assert fitted is not None, "draws of a model that has not been fitted"
+        data, groups = fitted.data, len(self.design.terms)
+        per = -(-draws // self.particles)
+        phi = self.design.columns[data.rows]
+        seen = (phi != 0.0).any(axis=0)
+        effects, deviations = [], []
+        places = {row: place for place, row in enumerate(dict.fromkeys(data.rows.tolist()))}
+        index = np.array([places[row] for row in data.rows.tolist()])
+        first = np.array([data.rows.tolist().index(row) for row in places])
+        for scales, inverse in zip(fitted.chosen, fitted.inverse, strict=True):
+            width = scales[:groups][self.design.group]
+            prior = rng.standard_normal((width.size, per)) * width[:, None] * self._tails(seen, per, rng)
+            own = rng.standard_normal((len(places), per)) * scales[groups] * fitted.size[first][:, None]
+            launches = rng.standard_normal((int(data.launches.max()) + 1, per)) * scales[groups + 1]
+            drift = rng.standard_normal(per) * scales[groups + 2]
+            beside = (launches[data.launches] + data.hours[:, None] * drift) * fitted.size[:, None]
+            error = rng.standard_normal((data.rows.size, per)) * np.sqrt(fitted.noise)[:, None]
+            gap = inverse @ (fitted.values[:, None] - phi @ prior - own[index] - beside - error)
+            effects.append(prior + width[:, None] ** 2 * (phi.T @ gap))
+            shift = np.zeros_like(own)
+            np.add.at(shift, index, gap * fitted.size[:, None])
+            deviations.append(own + scales[groups] ** 2 * fitted.size[first][:, None] * shift)
+        together = np.concatenate(effects, axis=1)[:, :draws]
+        if nccl_gain is not None and self.design.nccl:
+            sets = list(self.design.nccl.values())
+            together[sets] = np.maximum(together[sets], together[sets[0]] - nccl_gain / fitted.unit)
+        values = self.design.columns @ together
+        spread = fitted.chosen[np.arange(draws) // per, groups]
+        fresh = rng.standard_normal(values.shape, dtype=np.float32) * spread.astype(np.float32)
+        fresh[list(places)] = 0.0
+        values += fresh * np.abs(values) if self.multiplies else fresh
+        values[list(places)] += np.concatenate(deviations, axis=1)[:, :draws]
+        scaled: Floats = values * fitted.unit
+        return scaled
+
+    def surprise(self, data: Measurements, place: int) -> float:
+        """How far trial `place` lies from what the others predict, in standard deviations (0 with fewer than three)."""
+        fitted = self._fitted
+        if fitted is None or data.rows.size < 3:
+            return 0.0
+        precision = fitted.inverse[:, place, place]
+        gaps = (fitted.inverse @ fitted.values)[:, place] / precision
+        return float(np.mean(gaps * np.sqrt(precision)))
+
+    def _tails(self, seen: NDArray[np.bool_], per: int, rng: np.random.Generator) -> Floats:
+        heavy = np.array([term.heavy for term in self.design.terms] or [False])[self.design.group]
+        tails = np.ones((heavy.size, per))
+        wild = heavy & ~seen
+        if wild.any():
+            chi = rng.chisquare(_DEGREES_OF_FREEDOM, (int(wild.sum()), per))
+            tails[wild] = np.sqrt(_DEGREES_OF_FREEDOM / chi)
+        return tails
+
+    def _kernels(self, data: Measurements, size: Floats) -> Floats:
+        phi = self.design.columns[data.rows]
+        groups = [phi[:, self.design.group == place] for place in range(len(self.design.terms))]
+        both = np.outer(size, size)
+        return np.stack(
+            [
+                *(part @ part.T for part in groups),
+                (data.rows[:, None] == data.rows) * both,
+                (data.launches[:, None] == data.launches) * both,
+                np.outer(data.hours, data.hours) * both,
+            ]
+        )
+
+    def _gibbs(
+        self,
+        options: list[Floats],
+        kernels: Floats,
+        noise: Floats,
+        values: Floats,
+        prior: list[Floats],
+        rng: np.random.Generator,
+    ) -> None:
+        assert self._scales is not None
+        squares = np.stack([each[index] ** 2 for each, index in zip(options, self._scales.T, strict=True)], axis=1)
+        for group, sizes in enumerate(options):
+            if sizes.size == 1:
+                continue
+            squares[:, group] = 0.0
+            others = np.tensordot(squares, kernels, axes=1) + noise
+            tried = others[:, None] + (sizes**2)[None, :, None, None] * kernels[group]
+            factor = np.linalg.cholesky(tried)
+            half = np.linalg.solve(factor, np.broadcast_to(values[:, None], (*tried.shape[:-1], 1)))[..., 0]
+            logs = np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
+            evidence = -0.5 * (half**2).sum(axis=-1) - logs + prior[group]
+            noisy = evidence - np.log(-np.log(rng.random(evidence.shape)))
+            self._scales[:, group] = noisy.argmax(axis=1)
+            squares[:, group] = sizes[self._scales[:, group]] ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    data: Measurements
+    unit: float
+    values: Floats
+    size: Floats
+    chosen: Floats
+    inverse: Floats
+    noise: Floats
