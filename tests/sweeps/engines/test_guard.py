@@ -166,16 +166,48 @@ time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_killed_owner(bench: Bench, number: signal.Signals) -> None:
     command = [sys.executable, "-c", OWNER, str(ROOT), str(bench.log.parent), DAEMON]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
         guard_pid, server_pid = map(int, owner.stdout.readline().split())
         bench.up()
+    finally:
         owner.send_signal(number)
         owner.wait()
+        owner.stdout.close()
     until(bench.no_lease, "the guard's work")
     until(lambda: not alive(guard_pid), "the guard's end")
     assert not alive(server_pid)
     assert not alive(bench.daemon()[0])
+
+
+def test_a_fork_of_the_owner_that_keeps_the_lifeline_open_does_not_save_the_server(bench: Bench) -> None:
+    forking = OWNER.replace("time.sleep(600)", "import os\nif pid := os.fork(): print(pid, flush=True)\ntime.sleep(60)")
+    command = [sys.executable, "-c", forking, str(ROOT), str(bench.log.parent), SLEEP]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        server_pid = int(owner.stdout.readline().split()[1])
+        fork_pid = int(owner.stdout.readline())
+        bench.up()
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    until(lambda: not alive(server_pid), "the server's end")
+    assert alive(fork_pid)
+    os.kill(fork_pid, signal.SIGKILL)
+    until(bench.no_lease, "the guard's work")
+
+
+def test_a_guard_that_is_asked_to_end_takes_its_server_along(bench: Bench) -> None:
+    server = bench.start(SLEEP)
+    bench.up()
+    os.kill(server.guard_pid, signal.SIGTERM)
+    until(lambda: server.returncode() is not None, "the server's end")
+    assert server.returncode() == -signal.SIGTERM
+    server.stop(20)
+    assert bench.no_lease()
 
 
 def test_what_a_killed_guard_left_is_reaped_and_bystanders_live(bench: Bench) -> None:
