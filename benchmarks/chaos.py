@@ -49,6 +49,7 @@ FAULTS = (
     "daemon,gpu_oom",
     "override:NCCL_PROTO=Simple",
     "inject:NCCL_P2P_LEVEL=SYS",
+    "protocol:Simple",
     "draft_tokens",
     "draft_inert",
     "wrong_output",

@@ -11,6 +11,7 @@ Faults are named in the variable STUB_FAULT, several with commas, arguments afte
     unauthorised                                        answers 401
     ignore_sigterm, daemon                              clings to life; leaves a daemon that holds a port
     override:NAME=VALUE, inject:NAME=VALUE              what the ranks see is not what was asked for
+    unread:NAME, protocol:NAME                          NCCL does not read a variable; chooses a protocol of its own
     draft_tokens, draft_inert, wrong_output             runs, but not as asked
     no_handshake, half_cycles                           the probe is absent; its answer is torn
 """
@@ -37,8 +38,8 @@ CYCLE_COLUMNS = (
 )  # fmt: skip
 FAULTS = (
     "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "slow_ready", "dead_verify",
-    "crash_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject", "draft_tokens", "draft_inert",
-    "wrong_output", "no_handshake", "half_cycles",
+    "crash_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject", "unread", "protocol",
+    "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
 )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ class Server:
         self.recording = True
         self.generations = 0
         self.cycle_s = float(os.environ.get("STUB_CYCLE_MS", "1.0")) / 1000
+        self.timer_kind = os.environ.get("STUB_TIMER", "host")
         self.lock = threading.Lock()
 
     def info(self) -> dict[str, Any]:
@@ -138,10 +140,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        state = self.server_state
+        if self.path == "/start_profile":
+            write_trace(Path(body["output_dir"]))
         if self.path != "/generate":
             self._send({})
             return
-        state = self.server_state
         if "unauthorised" in state.faults:
             self._send({"error": "Unauthorized"}, status=401)
             return
@@ -219,7 +223,7 @@ def start_probe(state: Server) -> None:
             "torch": "0",
             "python": "3",
             "device": "stub",
-            "timer_kind": "host",
+            "timer_kind": state.timer_kind,
             "wrapped": [],
             "missing": [],
             "warning": None,
@@ -228,6 +232,34 @@ def start_probe(state: Server) -> None:
             "written_s": time.monotonic(),
         }
         write(folder / f"handshake-{os.getpid() + rank}.json", json.dumps(content))
+
+
+def write_nccl_logs(state: Server) -> None:
+    """One file per rank, as NCCL would write for NCCL_DEBUG_FILE; the choice of a protocol by rank 0 alone."""
+    pattern = os.environ.get("NCCL_DEBUG_FILE")
+    if not pattern:
+        return
+    seen = rank_environment(state.faults)
+    for rank in state.cycles:
+        pid = os.getpid() + rank
+        lines = [
+            f"{name} set by environment to {value}"
+            for name, value in sorted(seen.items())
+            if name != state.faults.argument("unread")
+        ]
+        lines += ["NCCL version 2.27.5+cuda12.9", "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"]
+        if rank == 0:
+            protocol = state.faults.argument("protocol", seen.get("NCCL_PROTO", "LL")).upper()
+            lines.append(f"AllReduce: 14336 Bytes -> Algo RING proto {protocol} channel{{Lo..Hi}}={{0..0}}")
+        path = Path(pattern.replace("%h", "stub").replace("%p", str(pid)))
+        path.write_text("".join(f"stub:{pid}:{pid} [{rank}] NCCL INFO {line}\n" for line in lines), encoding="utf-8")
+
+
+def write_trace(folder: Path) -> None:
+    """The profiler's window, ready before its cycles have run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for trace in (Path(__file__).parent / "assets" / "traces").glob("*.trace.json"):
+        write(folder / trace.name, trace.read_text(encoding="utf-8"))
 
 
 def answer_commands(state: Server, folder: Path, rank: int) -> None:
@@ -245,7 +277,7 @@ def answer(state: Server, rank: int, command: dict[str, Any]) -> dict[str, Any]:
     if do == "take":
         rows, state.cycles[rank] = state.cycles[rank], []
         columns = {name: [row[name] for row in rows] for name in CYCLE_COLUMNS}
-        return {"timer_kind": "host", "dropped": 0, "cycles": columns}
+        return {"timer_kind": state.timer_kind, "dropped": 0, "cycles": columns}
     if do == "forget":
         state.cycles[rank] = []
     elif do == "record":
@@ -337,6 +369,7 @@ def main() -> None:
     if "daemon" in faults:
         leave_daemon()
     boot(state)
+    write_nccl_logs(state)
     start_probe(state)
     Handler.server_state = state
     httpd = ThreadingHTTPServer(("127.0.0.1", int(arguments.port)), Handler)

@@ -67,6 +67,7 @@ def stub(folder: Path) -> Bench:
         launcher=(sys.executable, "-I", "-S", str(STUB)),
         model_path="stub",
         args={"tp-size": 2},
+        env={"STUB_TIMER": "cuda_event"},
         deadlines_s=Deadlines(load=20, nccl_init=20, capture=20, draft_init=20, first_request=20, block=20, stop=30),
     )
     spec = replace(SPEC, engine=engine, resources=ResourceSpec(gpus=2))
@@ -207,4 +208,7 @@ def test_close_is_idempotent_and_a_launch_may_follow(bench: Bench) -> None:
 def test_a_trace_is_absent_or_positive(bench: Bench) -> None:
     bench.launch(3)
     rows = bench.engine.trace(bench.blocks[-1])
-    assert rows is None or all(row.us_per_cycle > 0 and row.calls_per_cycle > 0 for row in rows)
+    if rows is not None:
+        assert {row.phase for row in rows} >= {"draft", "verify", "extend"}
+        assert all(row.us_per_cycle > 0 and row.calls_per_cycle > 0 for row in rows)
+    assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}

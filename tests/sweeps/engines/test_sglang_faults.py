@@ -146,6 +146,25 @@ def test_an_overridden_setting_makes_the_trial_not_effective(
         refuse_not_effective(report.evidence)
 
 
+@pytest.mark.parametrize(
+    ("fault", "read", "effective", "grade"),
+    [
+        ("", "LL", "LL", "effective"),
+        ("unread:NCCL_PROTO", None, None, "seen"),
+        ("protocol:Simple", "LL", "Simple", "overridden"),
+    ],
+)
+def test_nccls_own_log_tells_what_became_of_a_variable(
+    faulty: Faulty, fault: str, read: str | None, effective: str | None, grade: str
+) -> None:
+    report = faulty.engine(fault).launch(faulty.configuration)
+    rows = [row for row in report.evidence if row.setting == "env.NCCL_PROTO"]
+    assert {(row.rank, row.read_by_nccl, row.effective, row.grade) for row in rows} == {
+        (rank, read, effective, grade) for rank in (0, 1)
+    }
+    assert report.all_reduce == "nccl"
+
+
 def test_an_injected_variable_is_extra_and_no_failure(faulty: Faulty) -> None:
     report = faulty.engine("inject:NCCL_P2P_LEVEL=SYS").launch(faulty.configuration)
     (row, _) = [row for row in report.evidence if row.setting == "env.NCCL_P2P_LEVEL"]
