@@ -188,18 +188,20 @@ class _Guard:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         sources = [0, wake, *_owner(self.request["owner_pid"])]
         pause_s = _FIRST_RECORD_S
+        next_record_s = time.monotonic() + pause_s
         while True:
             self.reap()
             if self.asked or self.returncode is not None:
                 return
-            ready, _, _ = select.select(sources, [], [], pause_s)
+            ready, _, _ = select.select(sources, [], [], max(0.0, next_record_s - time.monotonic()))
             if wake in ready:
                 os.read(wake, 4096)
             if set(ready) - {wake}:
                 return
-            if not ready:
+            if time.monotonic() >= next_record_s:
                 self._record()
                 pause_s = min(2 * pause_s, _LAST_RECORD_S)
+                next_record_s = time.monotonic() + pause_s
 
     def end(self) -> None:
         """Politely to the server, then to what it left, then SIGKILL to all until nothing is there."""
@@ -231,9 +233,14 @@ class _Guard:
 
     def _record(self) -> None:
         seen = tuple(sorted(self._members()))
-        if seen != self.lease.recorded:
-            self.lease = replace(self.lease, recorded=seen)
-            self.lease.write(self.path)
+        if seen == self.lease.recorded:
+            return
+        recorded = replace(self.lease, recorded=seen)
+        try:
+            recorded.write(self.path)
+        except OSError:  # a full disk must not end the server; the record before it stays
+            return
+        self.lease = recorded
 
     def _wait(self, deadline: float, done: Callable[[], bool]) -> None:
         while not done() and time.monotonic() < deadline:
