@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 export RAY_AUTH_MODE := disabled
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-engine test-engine-all lint format bench results-page chaos clean
+.PHONY: engine demo test test-engine test-engine-all lint format bench results-page chaos clean
 
 $(VENV)/.ready: requirements-light.txt tests/requirements.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,12 +16,25 @@ $(VENV)/.ready: requirements-light.txt tests/requirements.txt
 	$(RUN) -m pip install --quiet -r requirements-light.txt -r tests/requirements.txt
 	touch $@
 
-$(ENGINE_VENV)/.ready: tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-no-deps.txt
-	$(PYTHON) -m venv $(ENGINE_VENV)
-	$(ENGINE_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(ENGINE_VENV)/bin/python -m pip install --quiet -r tests/sglang_cpu/requirements.txt
-	$(ENGINE_VENV)/bin/python -m pip install --quiet --no-deps -r tests/sglang_cpu/requirements-no-deps.txt
+# A server's environment: $(call engine_environment,FOLDER); the models lie beside it, in FOLDER/models.
+define engine_environment
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --upgrade pip
+	$(1)/bin/python -m pip install --quiet -r tests/sglang_cpu/requirements.txt
+	$(1)/bin/python -m pip install --quiet --no-deps -r tests/sglang_cpu/requirements-no-deps.txt
+endef
+
+$(ENGINE_VENV)/.ready: tests/sglang_cpu/requirements.txt tests/sglang_cpu/requirements-no-deps.txt tests/sglang_cpu/make_models.py
+	$(call engine_environment,$(ENGINE_VENV))
+	$(ENGINE_VENV)/bin/python tests/sglang_cpu/make_models.py $(ENGINE_VENV)/models
 	touch $@
+
+$(ENGINE_VENV)-0.5.16/.ready $(ENGINE_VENV)-0.5.23/.ready: $(ENGINE_VENV)-%/.ready: $(ENGINE_VENV)/.ready
+	$(call engine_environment,$(ENGINE_VENV)-$*)
+	$(ENGINE_VENV)-$*/bin/python -m pip install --quiet --no-deps sglang==$* $(if $(filter 0.5.23,$*),transformers==5.19.0 tokenizers==0.23.2)
+	touch $@
+
+engine: $(ENGINE_VENV)/.ready  ## the real SGLang for this machine's CPU, with tiny random models
 
 demo: $(VENV)/.ready  ## the founding case's sweep on the simulated engine, to a report
 	$(RUN) -m ray_jobs.run_sweep sweeps/specs/founding_case.yaml --results results/founding-case
@@ -42,8 +55,9 @@ format: $(VENV)/.ready
 test-engine: $(VENV)/.ready $(ENGINE_VENV)/.ready  ## the real SGLang server on the CPU, tiny random models
 	$(RUN) -m pytest -m engine
 
-test-engine-all: $(VENV)/.ready $(ENGINE_VENV)/.ready  ## as test-engine, over the oldest and newest supported SGLang
-	$(RUN) -m pytest -m engine_all
+test-engine-all: $(VENV)/.ready $(ENGINE_VENV)-0.5.16/.ready $(ENGINE_VENV)-0.5.23/.ready  ## over the oldest and newest supported SGLang
+	SPECSWEEP_ENGINE_PYTHON=$(ENGINE_VENV)-0.5.16/bin/python $(RUN) -m pytest tests/engine -m engine_all
+	SPECSWEEP_ENGINE_PYTHON=$(ENGINE_VENV)-0.5.23/bin/python $(RUN) -m pytest tests/engine -m engine_all
 
 bench: $(VENV)/.ready  ## every benchmark that needs no GPU, then the page of results
 	$(RUN) -m benchmarks.overhead
@@ -57,4 +71,4 @@ chaos: $(VENV)/.ready  ## 200 trials with a random fault each, the driver killed
 	$(RUN) -m benchmarks.chaos
 
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINE_VENV) $(ENGINE_VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
