@@ -75,6 +75,7 @@ def _effect(effect: Effect | None) -> dict[str, Any]:
         "interval_covers": effect.covers,
         "verdict": effect.verdict,
         "reason": effect.reason,
+        "assumption": effect.assumption,
         "margin": effect.margin,
         "num_launches": list(effect.num_launches),
         "num_blocks": effect.num_blocks,

@@ -35,7 +35,8 @@ class Excluded:
     trial_id: str
     label: str
     kind: str
-    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `invalid_block`; `superseded`."""
+    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `invalid_block`; `interrupted` (the driver died
+    or was stopped); `superseded` (another attempt or a later trial stands for it)."""
     reason: str
     count: int = 1
 
@@ -88,7 +89,7 @@ def load(root: Path) -> Results:
     left_out: dict[str, Excluded] = {}
     for row in _rows(latest):
         if (why := _why_excluded(row, lost, has_blocks)) is not None:
-            left_out[row["trial_id"]] = _exclude_trial(row, *why)
+            left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
     trials = _with_launches(latest).filter(~pl.col("trial_id").is_in(list(left_out)))
     blocks = blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
     pruned = [
@@ -164,6 +165,17 @@ def _why_excluded(row: Mapping[str, Any], lost: Mapping[str, str], has_blocks: s
     if row["trial_id"] not in has_blocks:
         return "no_valid_block", f"{row['status']} without one valid block"
     return None
+
+
+def _measured_again(row: Mapping[str, Any], latest: pl.DataFrame) -> tuple[str, str] | None:
+    """A trial that died with its driver is no alarm where a later trial of its configuration ran in its role."""
+    if row["kind"] != "interrupted":
+        return None
+    same = (pl.col("configuration_id") == row["configuration_id"]) & (pl.col("role") == row["role"])
+    later = latest.filter(
+        same & pl.col("status").is_in(["completed", "pruned"]) & (pl.col("started_at") >= row["started_at"])
+    ).sort("started_at")
+    return None if later.is_empty() else ("superseded", f"interrupted; measured again as {later['trial_id'][0]}")
 
 
 def _lost_settings(evidence: pl.DataFrame) -> dict[str, str]:

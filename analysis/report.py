@@ -11,20 +11,21 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from analysis import charts
-from analysis.effects import MARGIN, Effect
+from analysis.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect
 from analysis.factors import FACTOR_METRICS, Factor
 from analysis.load import Excluded
 from analysis.phases import Phases
 from analysis.verdict import Side, SweepVerdict
 from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
-from analysis.wording import METRIC_NAMES, communication_bound, hours, percent, verdict_words
+from analysis.wording import METRIC_NAMES, blocks_only, communication_bound, hours, percent, verdict_words
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
     "Intervals (95%) cover launches and blocks. The spread among launches comes from what was launched repeatedly "
     "(controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts for every "
-    "configuration and are compared in pairs. Where nothing was launched twice, no difference is claimed. "
+    "configuration and are compared in pairs. Where nothing was launched twice, launches are taken to differ by "
+    f"{ASSUMED_LAUNCH_SPREAD:.0%}: only differences beyond that are claimed, and no equivalence. "
     f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
     "dimensions are corrected by Holm over all comparisons of the same metric; the intervals there are not."
 )
@@ -100,8 +101,10 @@ def _throughput(verdict: SweepVerdict) -> str:
         text += " Hollow: pruned before its last block."
     if more > 0:
         text += f" The {more} slowest are not drawn."
-    if any(side.interval_covers != "launches and blocks" for side in verdict.sides):
-        text += " Nothing was launched twice: intervals cover blocks only, and no difference is claimed."
+    if blocks_only(verdict.sides):
+        text += (
+            " Nothing was launched twice: intervals cover the blocks of one launch only, not the luck of the launch."
+        )
     return _section(
         "Throughput", text, _figure(charts.throughput_dots(verdict.sides, _names(verdict), verdict.control))
     )
@@ -183,14 +186,17 @@ def _launch(verdict: SweepVerdict) -> str:
 
 
 def _left_out(verdict: SweepVerdict) -> str:
-    pruned = [each for each in verdict.excluded if each.kind == "pruned"]
-    others = [each for each in verdict.excluded if each.kind != "pruned"]
+    pruned, again = ([each for each in verdict.excluded if each.kind == kind] for kind in ("pruned", "superseded"))
+    others = [each for each in verdict.excluded if each.kind not in ("pruned", "superseded")]
     parts = []
     if others:
         parts.append(_exclusions(others))
     if pruned:
         many = f"{len(pruned)} trial{'' if len(pruned) == 1 else 's'} pruned: compared on the blocks that they ran"
         parts.append(f"<details><summary>{many}</summary>{_exclusions(pruned)}</details>")
+    if again:
+        many = f"{len(again)} attempt{' was' if len(again) == 1 else 's were'} measured again later: superseded"
+        parts.append(f"<details><summary>{many}</summary>{_exclusions(again)}</details>")
     if verdict.warnings:
         items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
         parts.append(f'<h3>To be read with care</h3><ul class="notes">{items}</ul>')
@@ -291,6 +297,8 @@ def _side_tile(name: str, side: Side | None) -> str:
         return _tile(name, "none", "no results")
     interval = "" if side.interval is None else f"{side.interval[0]:.1f} to {side.interval[1]:.1f}, "
     launches = f"{side.num_launches} launch{'' if side.num_launches == 1 else 'es'}"
+    if blocks_only([side]):
+        launches = f"blocks of {launches} only"
     return _tile(name, f"{side.tok_s:.1f} <small>tok/s</small>", interval + launches)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from analysis.factors import FACTOR_METRICS, Factor
 from analysis.verdict import Side, SweepVerdict
-from analysis.wording import METRIC_NAMES, communication_bound, hours, percent, verdict_words
+from analysis.wording import METRIC_NAMES, communication_bound, hours, interval_heading, percent, verdict_words
 
 _COLOURS = {"better": "green", "worse": "red", "equivalent": "blue", "undecided": "yellow", "not exercised": "dim"}
 _MOST_ROWS = 12
@@ -43,7 +43,16 @@ def _tables(verdict: SweepVerdict) -> list[RenderableType]:
 def _configurations(verdict: SweepVerdict) -> Table:
     table = Table(title="Configurations, fastest first", title_justify="left", header_style="bold")
     table.add_column("configuration", overflow="fold")
-    for name in ("tok/s", "95% interval", "against control", "AL", "draft", "verify", "extend", "cycle ms"):
+    for name in (
+        "tok/s",
+        interval_heading(verdict.sides),
+        "against control",
+        "AL",
+        "draft",
+        "verify",
+        "extend",
+        "cycle ms",
+    ):
         table.add_column(name, justify="right")
     phases = {each.configuration_id: each for each in verdict.phases}
     shown = list(verdict.sides[:_MOST_ROWS])
@@ -103,12 +112,15 @@ def _lines(verdict: SweepVerdict) -> list[str]:
         if verdict.communication is None
         else communication_bound(verdict.communication)
     )
-    excluded = [each for each in verdict.excluded if each.kind != "pruned"]
+    excluded = [each for each in verdict.excluded if each.kind not in ("pruned", "superseded")]
+    pruned, again = (sum(each.kind == kind for each in verdict.excluded) for kind in ("pruned", "superseded"))
     lines.extend(f"Excluded: {each.label}: {each.kind}: {each.reason}" for each in excluded[:_MOST_ROWS])
     if len(excluded) > _MOST_ROWS:
         lines.append(f"... and {len(excluded) - _MOST_ROWS} more exclusions, all of them in the page.")
-    if len(excluded) < len(verdict.excluded):
-        lines.append(f"Pruned: {len(verdict.excluded) - len(excluded)} trials, their reasons in the page.")
+    if pruned:
+        lines.append(f"Pruned: {pruned} trials, their reasons in the page.")
+    if again:
+        lines.append(f"Superseded: {again} of the attempts, measured again later.")
     lines.extend(f"With care: {warning}" for warning in verdict.warnings)
     spent = {name: seconds for name, seconds in verdict.cost.gpu_seconds.items() if seconds > 0}
     parts = ", ".join(f"{name.replace('_', ' ')} {hours(seconds)}" for name, seconds in spent.items())

@@ -264,6 +264,8 @@ def _sentence(
         f"the best speculative configuration ({speculative.label}) reaches {speculative.tok_s:.1f} tok/s, {difference} "
         f"than the best without speculation at {plain.tok_s:.1f} tok/s (95% interval {low:+.1%} to {high:+.1%})"
     )
+    if effect.assumption and not reason:
+        numbers += f"; {effect.assumption}"
     if word == "better":
         return f"Speculation pays here: {numbers}."
     if word == "worse":

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from analysis.effects import Effect
 from analysis.factors import Point, draft_tokens_are_derived
 from analysis.phases import Communication
+
+if TYPE_CHECKING:
+    from analysis.verdict import Side
 
 METRIC_NAMES: Mapping[str, str] = {
     "tok_s": "throughput",
@@ -38,6 +42,16 @@ def verdict_words(effect: Effect | None) -> str:
     if effect is None:
         return "undecided"
     return f"equivalent within {effect.margin:.0%}" if effect.verdict == "equivalent" else effect.verdict
+
+
+def interval_heading(sides: Sequence[Side]) -> str:
+    """Over a column of throughput intervals: what they do not cover is said there."""
+    return "95% interval" + ("\n(blocks of one launch only)" if blocks_only(sides) else "")
+
+
+def blocks_only(sides: Sequence[Side]) -> bool:
+    """Whether the intervals of single configurations leave the luck of the launch out."""
+    return any(side.interval_covers != "launches and blocks" for side in sides)
 
 
 def percent(value: float) -> str:

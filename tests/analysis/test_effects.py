@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.cells import Cells, cells
-from analysis.effects import MARGIN, Effect, compare, holm, judge, level
+from analysis.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect, compare, holm, judge, level
 from analysis.load import load
 from analysis.spread import spread
 from tests.analysis.synthetic import (
@@ -103,13 +103,28 @@ def test_drift_as_large_as_the_effect_is_taken_out():
     assert abs(np.mean(corrected)) < 0.003
 
 
-def test_a_control_measured_once_supports_no_claim():
-    made = sweep_of(np.random.default_rng(4), effect=-0.27, controls=1)
-    effect = compared(made)
-    assert effect.verdict == "undecided"
-    assert "launched more than once" in effect.reason
-    assert effect.covers == "blocks of one launch only"
-    assert effect.effect == pytest.approx(-0.27, abs=0.03)
+@pytest.mark.parametrize(
+    ("truth", "verdict"), [(-0.5, "worse"), (1.0, "better"), (-0.05, "undecided"), (0.05, "undecided")]
+)
+def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_claimed(truth, verdict):
+    effect = compared(sweep_of(np.random.default_rng(4), effect=truth, controls=1))
+    assert effect.verdict == verdict
+    assert effect.covers == "blocks and assumed launches"
+    assert effect.assumption == "every configuration was launched once: launches are taken to differ by 8 %"
+    assert verdict != "undecided" or effect.reason.startswith(effect.assumption)
+    assert effect.effect == pytest.approx(truth, abs=0.03)
+    half_width = (np.log1p(effect.interval[1]) - np.log1p(effect.interval[0])) / 2
+    assert half_width == pytest.approx(1.96 * ASSUMED_LAUNCH_SPREAD * np.sqrt(2), rel=0.02)
+
+
+@pytest.mark.parametrize("among", [(1, 1), (5, 1)])
+def test_equivalence_is_never_claimed_on_assumed_launches(monkeypatch, among):
+    monkeypatch.setattr("analysis.effects.ASSUMED_LAUNCH_SPREAD", 1e-6)
+    made = sweep_of(np.random.default_rng(11), effect=0.0, controls=1, launch_sd=0.0, noise_sd=1e-5)
+    effect = compare(made, CONTRAST, spread(made), selected_among=among)
+    assert -MARGIN < effect.interval[0] < effect.interval[1] < MARGIN
+    assert judge([effect])[0].verdict != "equivalent"
+    assert effect.verdict != "equivalent"
 
 
 def test_configurations_in_one_launch_compare_without_repeats():

@@ -1,10 +1,14 @@
+import io
 import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from analysis.document import document
 from analysis.load import load
+from analysis.report import page
+from analysis.short_form import print_short_form
 from analysis.verdict import verdict
 from sweeps.tables import ResultsFolder, write_part
 from tests.analysis.synthetic import (
@@ -29,6 +33,12 @@ SIX = tuple(replace(arm, nccl="founding-six") for arm in (FOUNDING_CONTROL, *STE
 
 def judged(root, runs, world=QUIET, **manifest):
     return verdict(load(write_sweep(root / "r", runs, world, **manifest)))
+
+
+def printed(found):
+    console = Console(file=io.StringIO(), width=250)
+    print_short_form(found, console)
+    return console.file.getvalue()
 
 
 def factor(found, dimension, value, metric):
@@ -90,12 +100,29 @@ def test_drift_as_large_as_the_effect_does_not_make_one(tmp_path):
     assert found.drift_per_hour < -0.02
 
 
-def test_a_control_measured_once_leaves_everything_undecided(tmp_path):
-    found = judged(tmp_path, [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=arm) for arm in (*STEPS, *SIX))])
-    assert found.speculation_pays.verdict == "undecided"
-    assert "launched more than once" in found.speculation_pays.reason
-    verdicts = {f.effect.verdict for f in found.factors if f.metric in ("tok_s", "verify_ms")}
-    assert verdicts == {"undecided"}
+def test_a_sweep_without_a_repeat_claims_what_no_luck_of_launches_explains(tmp_path):
+    runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=arm) for arm in (*STEPS, *SIX))]
+    found = judged(tmp_path, runs)
+    assert found.speculation_pays.verdict == "worse"
+    assert (
+        "every configuration was launched once: launches are taken to differ by 8 %" in found.speculation_pays.sentence
+    )
+    assert {side.interval_covers for side in found.sides} == {"blocks of one launch only"}
+    of_nccl = [f.effect for f in found.factors if f.dimension == "nccl" and f.metric in ("tok_s", "verify_ms")]
+    assert {effect.verdict for effect in of_nccl} == {"undecided"}
+    assert "blocks of one launch only" in printed(found)
+    assert "not the luck of the launch" in page(found)
+
+
+def test_an_interrupted_trial_that_was_measured_again_is_no_alarm(tmp_path):
+    died = {"status": "failed", "columns": {"kind": "interrupted", "reason": "the trial's process died"}}
+    runs = [Run(arm=STEPS[0], **died), Run(arm=STEPS[1], **died), *interleaved(STEPS[:1])]
+    found = judged(tmp_path, runs)
+    kinds = {(each.trial_id, each.kind) for each in found.excluded}
+    assert kinds == {("t0000", "superseded"), ("t0001", "interrupted")}
+    assert STEPS[1].label in printed(found)
+    assert "Superseded: 1" in printed(found)
+    assert "measured again as t0003" in page(found)
 
 
 def test_the_best_is_judged_by_runs_that_did_not_choose_it(tmp_path):
