@@ -21,7 +21,9 @@ _FIRST, _FIRST_SPREAD = 0.4, 1.0
 _STEP, _STEP_SPREAD = -0.05, 0.4
 """From position to position; published curves of EAGLE-3 drafters wander by some 0.3 to 0.5 logits."""
 _DIFFICULTY_SPREAD = 0.25
+"""Of blocks, where they do not tell; it counts as much as two of them."""
 _NEWTON_STEPS = 12
+_SPREAD_STEPS = 2
 _JITTER = 1e-9
 
 
@@ -36,11 +38,17 @@ class ChainModel:
 
     positions: int
     blocks: int
+    _spread: float = _DIFFICULTY_SPREAD
     _mean: Floats | None = None
     _factor: Floats | None = None
 
     def fit(self, trials: Sequence[tuple[int, Sequence[BlockSummary]]]) -> None:
         """Fit (steps, blocks) of chain trials; the prior alone where there are none."""
+        for _ in range(_SPREAD_STEPS):
+            self._fit(trials)
+            self._learn_spread()
+
+    def _fit(self, trials: Sequence[tuple[int, Sequence[BlockSummary]]]) -> None:
         size = self.positions + self.blocks
         precision, centre = self._prior()
         accepted, reached = self._counts(trials)
@@ -70,6 +78,13 @@ class ChainModel:
         self._mean = state
         self._factor = np.asarray(np.linalg.cholesky(np.linalg.inv(curvature) + _JITTER * np.eye(size)), dtype=float)
 
+    def _learn_spread(self) -> None:
+        """One step of expectation maximisation."""
+        assert self._mean is not None, "spread of a chain that has not been fitted"
+        assert self._factor is not None
+        squares = self._mean[self.positions :] ** 2 + (self._factor[self.positions :] ** 2).sum(axis=1)
+        self._spread = float(np.sqrt((squares.sum() + 2 * _DIFFICULTY_SPREAD**2) / (self.blocks + 2)))
+
     def draw(self, normals: Floats) -> Floats:
         """Accept length by step count, (positions, draws): [k - 1] over all blocks of a trial.
 
@@ -82,12 +97,14 @@ class ChainModel:
         logits = state[: self.positions, None, :] + state[None, self.positions :, :]
         return 1.0 + np.cumsum(np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0).mean(axis=1), axis=0)
 
-    def expected(self, steps: int, block_indices: Sequence[int]) -> float:
-        """Mean accept length of `steps` over some blocks, at the posterior's mode."""
+    def expected(self, depth: float, block_indices: Sequence[int]) -> float:
+        """Mean accept length of a chain over some blocks, at the posterior's mode; `depth` may end within a step."""
         assert self._mean is not None, "expectation of a chain that has not been fitted"
         known = [self._mean[self.positions + index] if index < self.blocks else 0.0 for index in block_indices]
-        logits = self._mean[:steps, None] + np.array(known)[None, :]
-        lengths = 1.0 + np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0).sum(axis=0)
+        logits = self._mean[: self.positions, None] + np.array(known)[None, :]
+        survival = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0)
+        share = np.clip(depth - np.arange(self.positions), 0.0, 1.0)
+        lengths = 1.0 + (survival * share[:, None]).sum(axis=0)
         return float(len(known) / np.sum(1.0 / lengths))
 
     def _prior(self) -> tuple[Floats, Floats]:
@@ -97,7 +114,7 @@ class ChainModel:
         precision = np.zeros((size, size))
         precision[: self.positions, : self.positions] = differences.T @ np.diag(spreads**-2) @ differences
         blocks = np.arange(self.positions, size)
-        precision[blocks, blocks] = _DIFFICULTY_SPREAD**-2
+        precision[blocks, blocks] = self._spread**-2
         centre = np.zeros(size)
         centre[: self.positions] = _FIRST + _STEP * np.arange(self.positions)
         return precision, centre

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -33,10 +33,21 @@ class Term:
     scales: tuple[float, ...] = (1.0,)
     heavy: bool = False
     """Few levels may do far more than the others: unmeasured ones get Student-t effects."""
+    doubted: bool = False
+    """Probably nothing: each scale is half as likely as the one before it."""
 
     @property
     def name(self) -> str:
         return " x ".join((*self.levels, *self.lines)) or "level"
+
+
+def tree_depth(configuration: Configuration) -> float:
+    """Depth that a draft tree of n - 1 nodes reaches where its levels are sqrt(top-k) wide; a chain's is its steps.
+
+    A starting point alone: the terms of `accept_length` correct it.
+    """
+    nodes = (configuration.num_draft_tokens or 1) - 1
+    return max(1.0, min(float(configuration.num_steps), nodes / math.sqrt(configuration.eagle_topk or 1)))
 
 
 LINES: Mapping[str, Callable[[Configuration], float]] = {
@@ -46,6 +57,7 @@ LINES: Mapping[str, Callable[[Configuration], float]] = {
     "tree": lambda c: float((c.eagle_topk or 1) > 1),
     "tree_width": lambda c: math.log2(c.eagle_topk or 1),
     "tree_fill": lambda c: math.log2((c.num_draft_tokens or 1) / (c.num_steps + 1)) if (c.eagle_topk or 1) > 1 else 0.0,
+    "tree_starved": lambda c: math.log2(c.num_steps / tree_depth(c)) if (c.eagle_topk or 1) > 1 else 0.0,
     "tree_depth": lambda c: c.num_steps / 8.0 if (c.eagle_topk or 1) > 1 else 0.0,
     "tokens": lambda c: ((c.num_draft_tokens or 1) - 1) / 8.0,
     "log_tokens": lambda c: math.log2(c.num_draft_tokens or 1) / 3.0,
@@ -69,6 +81,7 @@ INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
         Term(levels=("env",), scales=_MIDDLE, heavy=True),
         Term(levels=("args", "nccl"), scales=_MIDDLE),
         Term(levels=("env", "nccl"), scales=_MIDDLE),
+        Term(levels=("nccl", "eagle_topk"), scales=(0.0005, 0.004, 0.03), doubted=True),
     ),
     "draft": (
         Term(),
@@ -87,20 +100,21 @@ INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
         Term(levels=("nccl",), scales=_MIDDLE),
         Term(levels=("args",), scales=_MIDDLE),
     ),
-    # Log accept length of a tree, against the chain of the same steps; chains come from accept histograms.
+    # Log accept length of a tree, against a chain of the tree's depth; chains come from accept histograms.
     "accept_length": (
         Term(lines=("tree",), scales=(0.1,)),
         Term(lines=("tree_width",), scales=(0.02, 0.08)),
         Term(lines=("tree_fill",), scales=(0.05, 0.15)),
-        Term(lines=("tree_depth",), scales=(0.05, 0.3)),
-        Term(lines=("tree_depth", "tree_width"), scales=(0.05, 0.2)),
-        Term(lines=("tree_depth", "tree_fill"), scales=(0.05, 0.3)),
+        Term(lines=("tree_starved",), scales=(0.03, 0.1)),
+        Term(lines=("tree_depth",), scales=(0.05, 0.15)),
+        Term(lines=("tree_depth", "tree_width"), scales=(0.03, 0.1)),
+        Term(lines=("tree_depth", "tree_fill"), scales=(0.03, 0.1)),
     ),
 }
 
 WIDENED: Mapping[Factor, tuple[Term, ...]] = {
     "forward": (
-        Term(levels=("nccl", "eagle_topk"), scales=(0.003, 0.02, 0.1)),
+        Term(levels=("nccl", "eagle_topk", "speculates"), scales=(0.003, 0.02, 0.1)),
         Term(levels=("eagle_topk", "steps"), scales=(0.003, 0.02)),
     ),
     "draft": (Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)), Term(levels=("steps",), scales=(0.02, 0.1))),
@@ -159,6 +173,8 @@ def level(configuration: Configuration, name: str) -> Scalar | None:
         return configuration.num_draft_tokens or 1
     if name == "steps":
         return configuration.num_steps
+    if name == "speculates":
+        return configuration.speculates
     section, _, key = name.partition(".")
     if section == "args":
         return dict(configuration.args)[key]
@@ -209,4 +225,4 @@ def _expanded(terms: Iterable[Term], configurations: tuple[Configuration, ...]) 
             continue
         for name in own[generic]:
             levels = tuple(name if each == generic else each for each in term.levels)
-            yield Term(levels=levels, lines=term.lines, scales=term.scales, heavy=term.heavy)
+            yield replace(term, levels=levels)

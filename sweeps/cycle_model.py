@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from sweeps.acceptance_model import ChainModel, length_error
-from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of, level
+from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of, level, tree_depth
 from sweeps.factor_model import FactorModel, Measurements
 from sweeps.observations import Observation, Observations
 from sweeps.space import Configuration, Space
@@ -114,10 +114,10 @@ class CycleModel:
         chain = self._chains.get(configuration.drafter)
         if not blocks or chain is None or chain._mean is None:
             return None
-        steps = configuration.num_steps
+        depth = tree_depth(configuration)
         indices = [block.block_index for block in blocks]
-        length, error = _pooled_length(blocks, steps)
-        there, everywhere = chain.expected(steps, indices), chain.expected(steps, range(chain.blocks))
+        length, error = _pooled_length(blocks, configuration.num_steps)
+        there, everywhere = chain.expected(depth, indices), chain.expected(depth, range(chain.blocks))
         return math.log(length * everywhere / there), error
 
     def row(self, configuration: Configuration) -> int:
@@ -221,7 +221,7 @@ class CycleModel:
             )
             curve = chain.draw(self._rng.standard_normal((positions + blocks, draws)))
             rows = [row for row, member in enumerate(self.members) if member.speculates and member.drafter == drafter]
-            lengths[rows] = curve[[self.members[row].num_steps - 1 for row in rows]]
+            lengths[rows] = _at_depth(curve, np.array([tree_depth(self.members[row]) for row in rows]))
         residuals = [entry for seen in drafting if (entry := self._residual(seen)) is not None]
         self._test_acceptance(residuals)
         return self._with_residuals(lengths, residuals, launches, draws)
@@ -234,12 +234,12 @@ class CycleModel:
         return [seen for seen in chains if _settings(seen) == _settings(chains[0])]
 
     def _residual(self, seen: Observation) -> tuple[Observation, float, float] | None:
-        """Log accept length against the chain of the same steps over the same blocks, with its standard error."""
+        """Log accept length against a chain of the same depth over the same blocks, with its standard error."""
         blocks = [block for block in seen.blocks if block.accept_length is not None]
-        steps = seen.trial.configuration.num_steps
-        chain = self._chains[seen.trial.configuration.drafter]
-        length, error = _pooled_length(blocks, steps)
-        expected = chain.expected(steps, [block.block_index for block in blocks])
+        configuration = seen.trial.configuration
+        chain = self._chains[configuration.drafter]
+        length, error = _pooled_length(blocks, configuration.num_steps)
+        expected = chain.expected(tree_depth(configuration), [block.block_index for block in blocks])
         return seen, math.log(length / expected), error
 
     def _test_acceptance(self, residuals: list[tuple[Observation, float, float]]) -> None:
@@ -294,6 +294,15 @@ class CycleModel:
         shift[~speculates if widened else ~speculates | chain] = 0.0
         bound = np.array([member.num_steps + 1.0 for member in self.members])[:, None]
         return np.clip(lengths * np.exp(np.clip(shift, -1.0, 1.0)), 1.0, bound)
+
+
+def _at_depth(curve: Floats, depths: Floats) -> Floats:
+    """Accept length by step count, (positions, draws), between two steps."""
+    whole = np.concatenate([np.ones((1, curve.shape[1])), curve])
+    below = np.minimum(depths.astype(int), curve.shape[0] - 1)
+    part = (depths - below)[:, None]
+    between: Floats = whole[below] * (1.0 - part) + whole[below + 1] * part
+    return between
 
 
 def _prior_draw(model: FactorModel, draws: int, rng: np.random.Generator) -> Floats:
@@ -357,7 +366,7 @@ def _settings(seen: Observation) -> tuple[object, ...]:
 
 
 def _overheads(trials: list[Observation]) -> tuple[float, float]:
-    """Measured tok/s over accept length / cycle time, with and without speculation: batch size, and what no phase has."""
+    """Measured tok/s over accept length / cycle time, with and without speculation: batch size, what no phase has."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for seen in trials:
         for block in seen.blocks:

@@ -7,6 +7,7 @@ model sure about the rest. Joint draws for every configuration come by Matheron'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class FactorModel:
     particles: int = 8
     _scales: NDArray[np.int64] | None = None
     _fitted: _Fitted | None = None
+    _pool: NDArray[np.float32] | None = None
 
     def fit(self, data: Measurements, rng: np.random.Generator, *, sweeps: int = 2) -> None:
         """Sample scales given the data, starting from those of the last fit."""
@@ -64,8 +66,10 @@ class FactorModel:
         noise = np.diag((data.errors * size) ** 2 + 1e-10)
         if self._scales is None or self._scales.shape[1] != len(options):
             self._scales = np.stack([rng.integers(0, len(each), self.particles) for each in options], axis=1)
-        prior = [np.zeros(len(each)) for each in options]
-        prior[groups] = np.log(np.array(_PRIOR_OF_DEVIATION))
+        prior: list[Floats] = [np.zeros(len(each)) for each in options]
+        for place, term in enumerate(self.design.terms):
+            prior[place] = -math.log(2.0) * term.doubted * np.arange(len(term.scales), dtype=np.float64)
+        prior[groups] = np.asarray(np.log(_PRIOR_OF_DEVIATION), dtype=np.float64)
         for _ in range(sweeps):
             self._gibbs(options, kernels, noise, values, prior, rng)
         chosen = np.stack([each[index] for each, index in zip(options, self._scales.T, strict=True)], axis=1)
@@ -119,9 +123,9 @@ class FactorModel:
         if nccl_gain is not None and self.design.nccl:
             sets = list(self.design.nccl.values())
             together[sets] = np.maximum(together[sets], together[sets[0]] - nccl_gain / fitted.unit)
-        values = self.design.columns @ together
+        values = (self.design.columns.astype(np.float32) @ together.astype(np.float32)).astype(np.float64)
         spread = fitted.chosen[np.arange(draws) // per, groups]
-        fresh = rng.standard_normal(values.shape, dtype=np.float32) * spread.astype(np.float32)
+        fresh = self._fresh(draws, rng) * spread.astype(np.float32)
         fresh[list(places)] = 0.0
         values += fresh * np.abs(values) if self.multiplies else fresh
         values[list(places)] += np.concatenate(deviations, axis=1)[:, :draws]
@@ -136,6 +140,12 @@ class FactorModel:
         precision = fitted.inverse[:, place, place]
         gaps = (fitted.inverse @ fitted.values)[:, place] / precision
         return float(np.mean(gaps * np.sqrt(precision)))
+
+    def _fresh(self, draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Standard normals for deviations never measured: drawn once and rotated, for they are most of a decision."""
+        if self._pool is None or self._pool.shape[1] != draws:
+            self._pool = rng.standard_normal((self.design.columns.shape[0], draws), dtype=np.float32)
+        return np.roll(self._pool, int(rng.integers(draws * self._pool.shape[0])))
 
     def _tails(self, seen: NDArray[np.bool_], per: int, rng: np.random.Generator) -> Floats:
         heavy = np.array([term.heavy for term in self.design.terms] or [False])[self.design.group]

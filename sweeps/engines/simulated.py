@@ -19,7 +19,7 @@ from sweeps.engines.expected_cycle import ExpectedCycle, expected, intervened, s
 from sweeps.engines.machine_profile import Fault, MachineProfile, read_profile
 from sweeps.engines.nccl_choice import fits
 from sweeps.engines.sglang_command import launch_command, launch_environment
-from sweeps.engines.simulated_block import Conditions, simulate_block, summarise_block
+from sweeps.engines.simulated_block import Conditions, shifted, simulate_block, summarise_block
 from sweeps.engines.simulated_evidence import evidence_of, kernels_of
 from sweeps.space import Configuration
 from sweeps.spec import SpecError, SweepSpec
@@ -75,6 +75,21 @@ class SimulatedEngine:
             settings = settings_of(configuration, self.spec.engine)
             self._expected[key] = expected(self.profile, configuration, batch_size=batch_size, settings=settings)
         return self._expected[key]
+
+    def expected_tok_s(self, configuration: Configuration, *, num_blocks: int) -> float:
+        """Mean tok/s at batch size 1 over the sweep's own blocks, without noise: what its prompts are worth.
+
+        Raises EngineError where the machine has no such cycle.
+        """
+        mean = self.expected(configuration)
+        if not configuration.speculates:
+            return mean.tok_s
+        spread = self.profile.drafter(configuration.drafter).prompt_spread * self.spec.engine.noise
+        lengths = [
+            1.0 + sum(shifted(mean.survival, spread * self._difficulty(index, warmup=False)))
+            for index in range(num_blocks)
+        ]
+        return 1000.0 * sum(lengths) / num_blocks / mean.cycle_ms
 
     def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
         """See the contract; a fault of the profile takes the time that it would take."""

@@ -1,0 +1,153 @@
+"""Machines and spaces that search policies are compared on: profiles of the simulated engine, some bent on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.spec import SweepSpec, parse_spec
+
+TURIN_SETS = """
+  p2p-sys: {NCCL_P2P_LEVEL: SYS}
+  ll: {NCCL_PROTO: LL}
+  p2p-sys-ll: {NCCL_P2P_LEVEL: SYS, NCCL_PROTO: LL}
+  p2p-sys-tree: {NCCL_P2P_LEVEL: SYS, NCCL_ALGO: "allreduce:tree"}
+  graph-file: {NCCL_GRAPH_FILE: turin-graph.xml}
+  no-p2p: {NCCL_P2P_DISABLE: 1}
+  no-infiniband: {NCCL_IB_DISABLE: 1}
+"""
+INERT_SETS = """
+  founding-six: {NCCL_PROTO: LL, NCCL_ALGO: Ring, NCCL_P2P_LEVEL: SYS, NCCL_BUFFSIZE: 16777216, NCCL_NTHREADS: 512}
+  ll: {NCCL_PROTO: LL}
+  p2p-sys: {NCCL_P2P_LEVEL: SYS}
+  channels: {NCCL_MAX_NCHANNELS: 16}
+  threads: {NCCL_NTHREADS: 512}
+  buffer: {NCCL_BUFFSIZE: 16777216}
+  no-infiniband: {NCCL_IB_DISABLE: 1}
+"""
+ALL_SETS = "[default, p2p-sys, ll, p2p-sys-ll, p2p-sys-tree, graph-file, no-p2p, no-infiniband]"
+STEPS = "num_steps: [0, 1, 2, 3, 4, 5, 7]"
+TREES = STEPS + "\n  eagle_topk: [1, 2, 4]\n  num_draft_tokens: [4, 8, 16]"
+
+_SPEC = """
+sweep: search-cost
+engine: {{kind: simulated, machine: {machine}, noise: {noise}}}
+nccl_sets: {{}}
+search:
+  num_steps: [0]
+workload: {{prompt_tokens: 512, output_tokens: 512, warmup_blocks: 2, blocks: 12}}
+control: {{every: 0, incumbent: false}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """One machine, one space. `holds`: whether every assumption of the cycle model does."""
+
+    name: str
+    machine: str
+    search: str
+    sets: str = ""
+    drafter: str = "kimi-k2.5-eagle3"
+    noise: float = 1.0
+    holds: bool = True
+    bend: Callable[[MachineProfile], MachineProfile] = lambda profile: profile
+
+    @cached_property
+    def profile(self) -> MachineProfile:
+        return self.bend(read_profile(self.machine))
+
+    @cached_property
+    def spec(self) -> SweepSpec:
+        """The sweep without a sampler, pruner, seed or budget."""
+        text = (
+            f"sweep: {self.name}\n"
+            f"engine: {{kind: simulated, machine: {self.machine}, noise: {self.noise}}}\n"
+            f"nccl_sets:{self.sets or ' {}'}\n"
+            f"drafters: {{{self.drafter}: {self.drafter}}}\n"
+            f"search:\n  {self.search}\n"
+            "workload: {prompt_tokens: 512, output_tokens: 512, warmup_blocks: 2, blocks: 12}\n"
+            "control: {every: 0, incumbent: false}\n"
+        )
+        return parse_spec(text, source=self.name)
+
+
+def _drifting(profile: MachineProfile) -> MachineProfile:
+    return replace(profile, noise=replace(profile.noise, cold=0.02, drift_per_hour=0.01))
+
+
+def _interaction(profile: MachineProfile) -> MachineProfile:
+    """Speculation with trees gains from a set that chains do not gain from."""
+    bends = tuple(
+        Interaction(when={"env.NCCL_PROTO": "LL", "eagle_topk": topk}, factor="verify_ms", scale=0.94)
+        for topk in ("2", "4")
+    )
+    return replace(profile, interactions=(*profile.interactions, *bends))
+
+
+def _accept_by_nccl(profile: MachineProfile) -> MachineProfile:
+    bend = Interaction(when={"env.NCCL_PROTO": "LL"}, factor="accept_length", scale=0.92)
+    return replace(profile, interactions=(*profile.interactions, bend))
+
+
+def _verify_by_steps(profile: MachineProfile) -> MachineProfile:
+    """The drafter's depth changes verify time, beyond the number of tokens."""
+    bends = tuple(
+        Interaction(when={"num_steps": steps, "eagle_topk": "2"}, factor="verify_ms", scale=scale)
+        for steps, scale in (("2", 1.05), ("3", 0.92), ("4", 1.04), ("5", 0.97))
+    )
+    return replace(profile, interactions=(*profile.interactions, *bends))
+
+
+def _draft_by_nccl(profile: MachineProfile) -> MachineProfile:
+    bend = Interaction(when={"env.NCCL_P2P_LEVEL": "SYS", "eagle_topk": "1"}, factor="draft_ms", scale=2.5)
+    return replace(profile, interactions=(*profile.interactions, bend))
+
+
+def _saturating(profile: MachineProfile) -> MachineProfile:
+    short = Drafter(accept_length=(1.72, 2.05, 2.16, 2.20), tail=0.3, prompt_spread=0.25)
+    return replace(profile, drafters={"kimi-k2.5-eagle3": short})
+
+
+def _uneven_launches(profile: MachineProfile) -> MachineProfile:
+    return replace(profile, noise=replace(profile.noise, launch=0.01, block=0.005))
+
+
+_INERT = "[default, founding-six, ll, p2p-sys, channels, threads, buffer, no-infiniband]"
+_PCIE, _TURIN, _H200 = "rtx-pro-6000-pcie-x8", "rtx-pro-6000-turin-x8", "h200-nvlink-x8"
+_H200_SEARCH = """num_steps: [0, 1, 2, 3, 4, 5, 6, 7]
+  nccl: [default, founding-six, ll]
+  args: {disable-custom-all-reduce: [false, true]}"""
+_LARGE = f"""num_steps: [0, 1, 2, 3, 4, 5, 6, 7, 8]
+  eagle_topk: [1, 2, 4, 8]
+  num_draft_tokens: [4, 6, 8, 12, 16, 24]
+  nccl: {ALL_SETS}
+  args: {{schedule-conservativeness: ["0.5", "1.0"]}}"""
+
+
+def _turin(name: str, **options: object) -> Landscape:
+    return Landscape(name=name, machine=_TURIN, sets=TURIN_SETS, search=f"{TREES}\n  nccl: {ALL_SETS}", **options)  # type: ignore[arg-type]
+
+
+LANDSCAPES: Mapping[str, Landscape] = {
+    each.name: each
+    for each in (
+        Landscape(
+            name="founding", machine=_PCIE, drafter="founding", sets=INERT_SETS, search=f"{TREES}\n  nccl: {_INERT}"
+        ),
+        Landscape(name="pcie-eagle3", machine=_PCIE, sets=INERT_SETS, search=f"{TREES}\n  nccl: {_INERT}"),
+        Landscape(name="h200-48", machine=_H200, sets=INERT_SETS, search=_H200_SEARCH),
+        _turin("turin"),
+        _turin("turin-noise-x4", noise=4.0),
+        _turin("turin-drift", bend=_drifting),
+        _turin("turin-saturating", bend=_saturating),
+        _turin("broken-nccl-topk", holds=False, bend=_interaction),
+        _turin("broken-accept-nccl", holds=False, bend=_accept_by_nccl),
+        _turin("broken-verify-steps", holds=False, bend=_verify_by_steps),
+        _turin("broken-draft-nccl", holds=False, bend=_draft_by_nccl),
+        _turin("broken-launches", holds=False, bend=_uneven_launches),
+        Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
+    )
+}
