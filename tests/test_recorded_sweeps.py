@@ -1,0 +1,82 @@
+"""The sweeps recorded on a GPU stay readable: by the analysis, and as something to replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.__main__ import main
+from sweeps.engines.replay import ReplayEngine
+from sweeps.space import Space
+from sweeps.spec import parse_spec
+from sweeps.tables import ResultsFolder, read_table
+from sweeps.workload import plan_blocks
+
+ASSETS = Path(__file__).parent / "assets"
+MEASURED = ASSETS / "h200_kimi_mini_v1"
+PINNED = ASSETS / "h200_kimi_mini_pinned_v1"
+
+
+def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert main(["verdict", str(results), "--json"]) == 0
+    content: dict[str, object] = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_the_report_of_the_measured_sweep(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+
+    assert main(["report", str(MEASURED), "--out", str(page)]) == 0
+    assert "engine: sglang" in page.read_text(encoding="utf-8")
+
+
+def test_a_random_drafter_is_never_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    phases = verdict(MEASURED, capsys)["phases"]
+
+    lengths = {row["accept_length"] for row in phases if row["verify_ms"] is not None}
+    assert lengths == {1.0}
+
+
+def test_pinned_acceptance_recommends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    content = verdict(PINNED, capsys)
+
+    assert content["acceptance"] == "pinned"
+    assert content["speculation_pays"]["verdict"] == "undecided"
+
+
+def test_phases_of_recorded_cycles_add_up() -> None:
+    cycles = read_table(ResultsFolder(MEASURED), "cycles").to_pandas()
+    verified = cycles[cycles["verify_ms"].notna()]
+    parts = verified[["draft_ms", "verify_ms", "extend_ms", "gap_ms"]].sum(axis=1)
+
+    assert len(verified) > 10_000
+    assert parts.to_numpy() == pytest.approx(verified["cycle_ms"].to_numpy())
+    assert (verified["verify_forward_ms"] < verified["verify_ms"]).all()
+
+
+def test_steps_were_switched_in_place_in_one_server() -> None:
+    trials = read_table(ResultsFolder(MEASURED), "trials").to_pylist()
+    chain = [row for row in trials if row["eagle_topk"] == 1]
+
+    assert [row["num_steps"] for row in chain] == [1, 2, 3, 5]
+    assert [row["relaunched"] for row in chain] == [True, False, False, False]
+    assert len({row["launch_key"] for row in chain}) == 1
+
+
+def test_the_recorded_sweep_can_be_replayed() -> None:
+    text = (MEASURED / "spec.yaml").read_text(encoding="utf-8")
+    head, _, tail = text.partition("engine:")
+    search = tail[tail.index("drafters:") :]
+    spec = parse_spec(f"{head}engine: {{kind: replay, recording: {MEASURED}}}\n\n{search}", source="replay")
+    space, blocks = Space(spec), plan_blocks(spec.workload, folder=MEASURED)
+    recorded = read_table(ResultsFolder(MEASURED), "blocks").to_pylist()
+    engine = ReplayEngine(spec)
+
+    report = engine.launch(space.control)
+    record = engine.run_block(blocks[-1])
+
+    rates = [row["tok_s"] for row in recorded if row["trial_id"] == "k0000"]
+    assert sum(report.boot_s.values()) > 0
+    assert min(rates) <= record.decode_tokens / record.decode_s <= max(rates)
