@@ -17,7 +17,7 @@ from analysis.load import Excluded
 from analysis.phases import Phases
 from analysis.verdict import Side, SweepVerdict
 from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
-from analysis.wording import METRIC_NAMES, blocks_only, communication_bound, hours, percent, verdict_words
+from analysis.wording import METRIC_NAMES, blocks_only, command_note, communication_bound, hours, percent, verdict_words
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
@@ -180,7 +180,7 @@ def _launch(verdict: SweepVerdict) -> str:
     title = "Launch the winner"
     if verdict.best is None:
         return _section(title, f"{verdict.best_reason}.".capitalize())
-    text = f"{verdict.best.label}: {verdict.best_reason}."
+    text = f"{verdict.best.label}: {verdict.best_reason}.{command_note(verdict)}"
     command = verdict.best.launch_command or "the engine gave no command"
     return _section(title, text, f"<pre>{escape(_broken(command))}</pre>")
 

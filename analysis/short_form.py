@@ -9,7 +9,15 @@ from rich.text import Text
 
 from analysis.factors import FACTOR_METRICS, Factor
 from analysis.verdict import Side, SweepVerdict
-from analysis.wording import METRIC_NAMES, communication_bound, hours, interval_heading, percent, verdict_words
+from analysis.wording import (
+    METRIC_NAMES,
+    command_note,
+    communication_bound,
+    hours,
+    interval_heading,
+    percent,
+    verdict_words,
+)
 
 _COLOURS = {"better": "green", "worse": "red", "equivalent": "blue", "undecided": "yellow", "not exercised": "dim"}
 _MOST_ROWS = 12
@@ -32,7 +40,9 @@ def print_short_form(verdict: SweepVerdict, console: Console) -> None:
     for line in _lines(verdict):
         console.print(Text(line))
     if verdict.best is not None:
-        console.print(Text(f"\nLaunch {verdict.best.label} ({verdict.best_reason}):", style="bold"))
+        console.print(
+            Text(f"\nLaunch {verdict.best.label} ({verdict.best_reason}):{command_note(verdict)}", style="bold")
+        )
         console.print(Text("  " + verdict.best.launch_command), soft_wrap=True)
 
 

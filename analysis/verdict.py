@@ -181,8 +181,8 @@ def _side(results: Results, point: Point, reached: Level, against: Effect | None
 
 
 def _command(row: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """For a shell: variables taken out, variables set, every flag."""
-    removed = [part for name in row["removed_env"] or () for part in ("-u", name)]
+    """For a shell: variables taken out for good, variables set, every flag."""
+    removed = [part for name in row["removed_env"] or () if name not in environment for part in ("-u", name)]
     settings = [f"{name}={value}" for name, value in sorted(environment.items())]
     prefix = ["env", *removed, *settings] if removed or settings else []
     return shlex.join([*prefix, *(row["command"] or ())])

@@ -10,7 +10,7 @@ from analysis.factors import Point, draft_tokens_are_derived
 from analysis.phases import Communication
 
 if TYPE_CHECKING:
-    from analysis.verdict import Side
+    from analysis.verdict import Side, SweepVerdict
 
 METRIC_NAMES: Mapping[str, str] = {
     "tok_s": "throughput",
@@ -67,6 +67,11 @@ def communication_bound(found: Communication) -> str:
         f"{found.cycle_ms:.1f} ms): even if it cost nothing, {found.tok_s:.1f} tok/s would become at most "
         f"{found.most_tok_s:.1f} ({found.most_tok_s / found.tok_s - 1:+.1%}); no NCCL setting wins more on top."
     )
+
+
+def command_note(verdict: SweepVerdict) -> str:
+    """What to know before running a simulated winner's command."""
+    return " The command is a template: MODEL stands for a model's path." if verdict.engine == "simulated" else ""
 
 
 def hours(gpu_seconds: float) -> str:

@@ -91,7 +91,7 @@ class LaunchReport:
     boot_s: Mapping[str, float]
     """Seconds by activity: `launch`, `weight_load`, `capture`; sums to the whole boot."""
     command: tuple[str, ...]
-    """What was run, every flag of it."""
+    """Serves this configuration alone, every flag of it; paths under the project's folder are relative to that."""
     environment: Mapping[str, str]
     """What this launch set explicitly."""
     removed: tuple[str, ...] = ()

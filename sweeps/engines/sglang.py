@@ -30,8 +30,10 @@ from sweeps.engines.sglang_command import (
     can_switch,
     child_environment,
     launch_command,
-    launch_environment,
     num_ranks,
+    recorded_command,
+    recorded_environment,
+    recorded_removals,
 )
 from sweeps.engines.sglang_evidence import effective_settings, gather_evidence
 from sweeps.engines.trial_gpus import TrialGpus
@@ -358,9 +360,9 @@ class SGLangEngine:
             machine=f"{len(live.ranks)} x {first.device}, {socket.gethostname()}",
             num_gpus=self._spec.resources.gpus,
             boot_s=boot_s,
-            command=launch_command(self._spec, configuration),
-            environment=launch_environment(self._spec, configuration),
-            removed=live.removed,
+            command=recorded_command(self._spec, configuration),
+            environment=recorded_environment(self._spec, configuration),
+            removed=recorded_removals(live.removed),
             effective=effective_settings(configuration, live.server_info, live.log_path.name, live.step_candidates),
             evidence=evidence,
             all_reduce=all_reduce,

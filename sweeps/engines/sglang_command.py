@@ -14,6 +14,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 """Where relative paths of a spec are looked up: the project's folder on this node, also under `ray job submit`."""
 PROBE_FOLDER = Path(__file__).resolve().parents[1] / "cycle_probe"
 DEFAULT_PORT = 30000
+MODEL = "MODEL"
+"""In a recorded command, where an engine without weights (simulated, replay) has no model."""
 
 ADAPTIVE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3"})
 """What SGLang 0.5.16 to 0.5.23 builds adaptive runtime states for (`adaptive_unsupported_reason`), at top-k 1."""
@@ -83,6 +85,32 @@ def launch_command(
         elif value is not False:
             command += [f"--{name}", str(value)]
     return tuple(command)
+
+
+def recorded_command(spec: SweepSpec, configuration: Configuration) -> tuple[str, ...]:
+    """The command as a results folder keeps it: what any machine with this project can run from the project's folder.
+
+    `python` stands for an interpreter that the spec does not name, MODEL for a model that it does not name.
+    """
+    engine = spec.engine
+    words = list(launch_command(spec, configuration))
+    if engine.python is None:
+        words[len(engine.launcher)] = "python"
+    if engine.model_path is None:
+        at = words.index("--host")
+        words[at:at] = ["--model-path", MODEL]
+    return tuple(map(_portable, words))
+
+
+def recorded_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
+    """`launch_environment`, with paths under the project's folder relative to it."""
+    variables = launch_environment(spec, configuration)
+    return {name: ":".join(map(_portable, value.split(":"))) for name, value in variables.items()}
+
+
+def recorded_removals(removed: tuple[str, ...]) -> tuple[str, ...]:
+    """Inherited variables that mattered to the sweep: without those that only a worker process brings along."""
+    return tuple(name for name in removed if name not in _OTHER_INTERPRETERS)
 
 
 def _speculation(spec: SweepSpec, configuration: Configuration, num_steps: int) -> list[str]:
@@ -185,6 +213,10 @@ def _located(value: str) -> str:
     """`value` under the project's folder where that exists, else as it is (a model's name)."""
     here = PROJECT / value
     return str(here) if not Path(value).is_absolute() and here.exists() else value
+
+
+def _portable(value: str) -> str:
+    return str(Path(value).relative_to(PROJECT)) if value.startswith(f"{PROJECT}/") else value
 
 
 def _located_list(name: str, value: str) -> str:

@@ -18,7 +18,7 @@ from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchRepo
 from sweeps.engines.expected_cycle import ExpectedCycle, expected, intervened, settings_of
 from sweeps.engines.machine_profile import Fault, MachineProfile, read_profile
 from sweeps.engines.nccl_choice import fits
-from sweeps.engines.sglang_command import launch_command, launch_environment
+from sweeps.engines.sglang_command import launch_environment, recorded_command, recorded_environment
 from sweeps.engines.simulated_block import Conditions, shifted, simulate_block, summarise_block
 from sweeps.engines.simulated_evidence import evidence_of, kernels_of
 from sweeps.space import Configuration
@@ -242,8 +242,8 @@ class SimulatedEngine:
             machine=f"{profile.name} (simulated {profile.num_gpus} x {profile.gpu})",
             num_gpus=profile.num_gpus,
             boot_s={},
-            command=launch_command(self.spec, configuration, step_candidates=step_candidates),
-            environment=requested,
+            command=recorded_command(self.spec, configuration),
+            environment=recorded_environment(self.spec, configuration),
             effective=effective,
             evidence=evidence_of(profile, configuration, mean, requested),
             all_reduce=mean.all_reduce,

@@ -84,6 +84,13 @@ def test_a_true_two_percent_is_found_and_its_variables_are_in_the_command(tmp_pa
     assert effect.interval[0] < 0.02 < effect.interval[1]
 
 
+def test_only_variables_that_stay_out_are_taken_out_in_the_command(tmp_path):
+    columns = {"removed_env": ["NCCL_ALGO", "NCCL_PROTO"], "environment": {"NCCL_PROTO": "LL"}}
+    found = judged(tmp_path, [replace(run, columns=columns) for run in interleaved([FOUNDING_EAGLE])])
+    assert found.best.launch_command.startswith("env -u NCCL_ALGO NCCL_PROTO=LL python")
+    assert "MODEL stands for" in printed(found)
+
+
 def test_a_null_effect_is_no_reason_to_leave_the_control(tmp_path):
     found = judged(tmp_path, interleaved([SIX[0], FOUNDING_EAGLE, SIX[2]], every=1))
     assert found.best.role == "control"

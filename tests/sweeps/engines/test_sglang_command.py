@@ -16,6 +16,9 @@ from sweeps.engines.sglang_command import (
     launch_command,
     launch_environment,
     num_ranks,
+    recorded_command,
+    recorded_environment,
+    recorded_removals,
 )
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, parse_spec
@@ -158,3 +161,31 @@ def test_path_of_this_project_is_made_absolute_and_a_model_name_is_not() -> None
     local = parse_spec(text, source="test")
 
     assert option(launch_command(local, configuration(0)), "--model-path") == str(PROJECT / "sweeps/specs")
+
+
+def test_a_recorded_command_runs_on_another_machine() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace("org/model", "sweeps/specs").replace("org/drafter", "sweeps/engines")
+    text = text.replace("/opt/engine/bin/python", f"{PROJECT}/venv/bin/python").replace(
+        "/opt/extra", "sweeps:/opt/extra"
+    )
+    local = parse_spec(text, source="test")
+
+    assert str(PROJECT) in " ".join(launch_command(local, configuration(1)))
+    command = recorded_command(local, configuration(1))
+    assert command[:3] == ("numactl", "--membind=0", "venv/bin/python")
+    assert option(command, "--model-path") == "sweeps/specs"
+    assert option(command, "--speculative-draft-model-path") == "sweeps/engines"
+    assert recorded_environment(local, configuration(1))["PYTHONPATH"] == "sweeps:/opt/extra"
+
+
+def test_what_a_spec_does_not_name_is_no_path_of_this_machine() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace("  python: /opt/engine/bin/python\n", "")
+    text = text.replace("kind: sglang", "kind: simulated\n  machine: 8xh200").replace("  model_path: org/model\n", "")
+    command = recorded_command(parse_spec(text, source="test"), configuration(1))
+
+    assert command[2:7] == ("python", "-m", "sglang.launch_server", "--model-path", "MODEL")
+    assert not [word for word in command if word.startswith("/")]
+
+
+def test_variables_of_a_worker_process_are_no_removals_of_the_sweep() -> None:
+    assert recorded_removals(("NCCL_ALGO", "OMP_NUM_THREADS", "PYTHONPATH")) == ("NCCL_ALGO",)
