@@ -22,6 +22,9 @@ LAYERS = {
     "sweeps.resume": 2,
     "sweeps.cycle_search": 2,
     "sweeps.cycle_model": 2,
+    "sweeps.cycle_influence": 2,
+    "sweeps.acceptance_model": 2,
+    "sweeps.factor_model": 2,
     "sweeps.engines": 2,
     "sweeps.evidence": 2,
     "sweeps.rows": 2,
@@ -50,7 +53,7 @@ FRAMEWORKS = {
     ),
     "plotly": ("analysis",),
     "polars": ("analysis",),
-    "duckdb": ("analysis",),
+    "duckdb": ("analysis", "benchmarks"),
     # These run in the server's interpreter, not in the driver's.
     "sglang": ("sweeps.cycle_probe", "ray_jobs.server_versions"),
     "torch": (
