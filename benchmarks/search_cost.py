@@ -12,9 +12,13 @@ import argparse
 import importlib.util
 import json
 import math
+import os
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import optuna
@@ -38,7 +42,7 @@ TARGETS = {
     "best_pruned": 0.01,
     "decision_ms_at_2000": 50.0,
 }
-_RECORD_EVERY = 10
+_RECORD_EVERY = 5
 
 Results = dict[tuple[str, str, bool], list[Run]]
 
@@ -48,13 +52,26 @@ def available() -> tuple[str, ...]:
     return tuple(name for name in POLICIES if name != "gp" or importlib.util.find_spec("torch") is not None)
 
 
-def run_seed(names: Iterable[str], policies: Iterable[str], seed: int, results: Results) -> None:
+def run_seed(names: Iterable[str], policies: Iterable[str], seed: int) -> dict[tuple[str, str, bool], Run]:
     """One sweep of every landscape, policy and arm."""
-    for name in names:
-        for policy in policies:
-            for switch_in_place in (True, False):
-                run = run_policy(LANDSCAPES[name], POLICIES[policy], seed=seed, switch_in_place=switch_in_place)
-                results.setdefault((name, policy, switch_in_place), []).append(run)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return {
+        (name, policy, switch): run_policy(LANDSCAPES[name], POLICIES[policy], seed=seed, switch_in_place=switch)
+        for name in names
+        for policy in policies
+        for switch in (True, False)
+    }
+
+
+def gather(names: Sequence[str], policies: Sequence[str], seeds: int, *, workers: int = 1) -> Iterator[Results]:
+    """The results so far, after each seed; a seed is one process's work."""
+    results: Results = {}
+    with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
+        spread = pool.map if pool is not None else map
+        for runs in spread(partial(run_seed, names, policies), range(seeds)):
+            for key, run in runs.items():
+                results.setdefault(key, []).append(run)
+            yield results
 
 
 def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -> dict[str, Any]:
@@ -186,20 +203,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--landscapes", default=None, help="names, comma-separated; absent: all")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one seed each at a time")
     options = parser.parse_args(arguments)
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     names = SHORT if options.short else tuple(LANDSCAPES)
     if options.landscapes:
         names = tuple(options.landscapes.split(","))
-    seeds, policies, results = options.seeds or (3 if options.short else 100), available(), Results()
-    for seed in range(seeds):
-        run_seed(names, policies, seed, results)
-        done = seed + 1
+    seeds, policies = options.seeds or (3 if options.short else 100), available()
+    for done, results in enumerate(gather(names, policies, seeds, workers=options.workers), start=1):
         if done == seeds or done % _RECORD_EVERY == 0:
             figures = summarise(names, policies, results)
             if not options.short and not options.landscapes:
                 record("search_cost", figures)
-            print(f"{done} of {seeds} seeds", file=sys.stderr)
+            print(f"{done} of {seeds} seeds", file=sys.stderr, flush=True)
     print(json.dumps(figures, indent=2) if options.json else "\n".join(lines(figures)))
 
 

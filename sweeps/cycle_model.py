@@ -18,7 +18,7 @@ from scipy.stats import chi2
 from sweeps.acceptance_model import ChainModel, length_error
 from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of, level, tree_depth
 from sweeps.factor_model import FactorModel, Measurements
-from sweeps.observations import Observation, Observations
+from sweeps.observations import Finding, Observation, Observations
 from sweeps.space import Configuration, Space
 from sweeps.summary import BlockSummary
 
@@ -31,15 +31,6 @@ _PARTICLES: Mapping[Factor, int] = {"forward": 8, "draft": 4, "rest": 4, "accept
 _FLOOR: Mapping[Factor, float] = {"forward": 0.0004, "draft": 0.003, "rest": 0.003, "accept_length": 0.002}
 _UNSETTLED = 0.004
 """Relative error added while a launch's first blocks are all there is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """An assumption that a measurement contradicted, and what was done."""
-
-    event: str
-    detail: str
-    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +270,7 @@ class CycleModel:
         if not model.design.terms:
             return lengths
         if not kept:
-            return lengths * np.exp(np.clip(_prior_draw(model, draws, self._rng), -1.0, 1.0))
+            return self._times(lengths, _prior_draw(model, draws, self._rng))
         data = Measurements(
             rows=np.array([self._rows[seen.trial.configuration] for seen, _, _ in kept]),
             values=np.array([residual for _, residual, _ in kept]),
@@ -292,8 +283,13 @@ class CycleModel:
         speculates = np.array([member.speculates for member in self.members])
         chain = np.array([member.eagle_topk == 1 for member in self.members])
         shift[~speculates if widened else ~speculates | chain] = 0.0
+        return self._times(lengths, shift)
+
+    def _times(self, lengths: Floats, shift: Floats) -> Floats:
+        """Accept lengths changed by `shift` (logs), between 1 and steps + 1."""
         bound = np.array([member.num_steps + 1.0 for member in self.members])[:, None]
-        return np.clip(lengths * np.exp(np.clip(shift, -1.0, 1.0)), 1.0, bound)
+        changed: Floats = np.clip(lengths * np.exp(np.clip(shift, -1.0, 1.0)), 1.0, bound)
+        return changed
 
 
 def _at_depth(curve: Floats, depths: Floats) -> Floats:

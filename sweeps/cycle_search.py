@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial
 from scipy.stats import norm, wilcoxon
 
 from sweeps.cycle_influence import Floats
-from sweeps.cycle_model import CycleModel, Finding, Posterior
-from sweeps.observations import Decision, Observation, Observations, block_value
+from sweeps.cycle_model import CycleModel, Posterior
+from sweeps.observations import Decision, Finding, Observation, Observations, block_value
 from sweeps.space import Configuration, Space
 from sweeps.spec import Metric
 
@@ -65,12 +65,18 @@ class CycleModelSampler(BaseSampler):  # type: ignore[misc]
         self._estimator = _Estimator.of(space, observations)
         self._estimator.configure(seed=seed or 0, influence=influence, draws=draws)
         self._random = optuna.samplers.RandomSampler(seed=seed)
-        self._suggested: dict[int, Configuration] = {}
+        self._drained = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Assumptions that were dropped so far."""
         return tuple(self._estimator.model.findings)
+
+    def drain_findings(self) -> tuple[Finding, ...]:
+        """Those since the last call."""
+        drained = self.findings[self._drained :]
+        self._drained += len(drained)
+        return drained
 
     def incumbent(self) -> Configuration | None:
         """The measured configuration with the highest posterior mean; None while none has ended."""

@@ -64,6 +64,15 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What the search itself found out: an assumption that a measurement contradicted, why the sweep stopped."""
+
+    event: str
+    detail: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     """One trial as known now. A block list that ended early belongs to a pruned or failed trial."""
 
@@ -111,6 +120,10 @@ class RecommendingSampler(Protocol):
 
     def incumbent(self) -> Configuration | None:
         """The best measured configuration; None while it cannot be told."""
+        ...
+
+    def drain_findings(self) -> tuple[Finding, ...]:
+        """What was found since the last call."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.journal import DECISION_SUFFIX, Row
-from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.observations import Decision, Finding, Outcome, PlannedTrial
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 from sweeps.summary import BlockSummary
@@ -20,6 +20,7 @@ from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, read_table, writ
 
 PRUNED_EVENT = "pruned"
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")
+_FINDING_SUFFIX = "-finding"
 
 
 def trial_row(trial: PlannedTrial, *, sweep_id: str, attempt: int) -> Row:
@@ -96,6 +97,25 @@ def record_decision(folder: ResultsFolder, trial_id: str, decision: Decision, *,
         "numbers": dict(decision.numbers),
     }
     write_part(folder, "events", [row], trial_id=trial_id + DECISION_SUFFIX, attempt=1)
+
+
+def record_findings(
+    folder: ResultsFolder, trial_id: str, findings: Sequence[Finding], *, sweep_id: str, at_s: float
+) -> None:
+    """Leave what the search found out after a trial: a part of `events` of its own."""
+    rows = [
+        {
+            "sweep_id": sweep_id,
+            "trial_id": trial_id,
+            "attempt": 1,
+            "at_s": at_s,
+            "event": finding.event,
+            "detail": finding.detail,
+            "numbers": dict(finding.numbers),
+        }
+        for finding in findings
+    ]
+    write_part(folder, "events", rows, trial_id=trial_id + _FINDING_SUFFIX, attempt=1)
 
 
 def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:

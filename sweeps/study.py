@@ -25,6 +25,7 @@ from sweeps.observations import (
     CertifyingSampler,
     DecidingPruner,
     Decision,
+    Finding,
     Observation,
     Observations,
     Outcome,
@@ -87,6 +88,7 @@ class SweepStudy:
         self._asked: dict[str, optuna.Trial] = {}
         self._reported: dict[str, set[int]] = {}
         self._finished = False
+        self._said_why = False
         self._invalid: list[InvalidSuggestion] = []
         self._known_invalid: set[frozenset[tuple[str, object]]] = set()
         self._members = frozenset(space.configurations())
@@ -174,6 +176,15 @@ class SweepStudy:
         """Infeasible suggestions met since the last call: each a row of the tables."""
         drained, self._invalid = tuple(self._invalid), []
         return drained
+
+    def drain_findings(self) -> tuple[Finding, ...]:
+        """What the search found out since the last call, why it stopped included: each a row of `events`."""
+        sampler = self._study.sampler
+        found = sampler.drain_findings() if isinstance(sampler, RecommendingSampler) else ()
+        if self.stop_reason is not None and not self._said_why:
+            self._said_why = True
+            found = (*found, Finding(event="search_stopped", detail=self.stop_reason))
+        return found
 
     # What to measure next
 

@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 
 from sweeps.engines.base import Engine
 from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision
+from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
 from sweeps.spec import SweepSpec
 from sweeps.study import InvalidSuggestion, SweepStudy
 from sweeps.summary import BlockSummary
@@ -166,6 +166,7 @@ class StudySearcher(Searcher):  # type: ignore[misc]
         trial = self.study.ask()
         for invalid in self.study.drain_invalid():
             self._refuse(invalid)
+        self._note_findings()
         if trial is None:
             return str(Searcher.FINISHED) if self.study.finished else None
         self._live[trial_id] = trial
@@ -220,6 +221,14 @@ class StudySearcher(Searcher):  # type: ignore[misc]
         self._errors_in_a_row += 1
         if self._errors_in_a_row >= _MAX_ERRORS_IN_A_ROW:
             self.study.stop(f"{self._errors_in_a_row} trials in a row ended in an unexpected error")
+
+    def _note_findings(self) -> None:
+        ended = [seen for seen in self.study.observations if seen.status != "running"]
+        findings = self.study.drain_findings()
+        if findings and ended:
+            last = ended[-1]
+            at_s = max((block.started_s + block.wall_s for seen in ended for block in seen.blocks), default=0.0)
+            record_findings(self.run.folder, last.trial.trial_id, findings, sweep_id=self.run.sweep_id, at_s=at_s)
 
     def _refuse(self, invalid: InvalidSuggestion) -> None:
         run = self.run

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sweeps.acceptance_model import ChainModel
+from sweeps.cycle_influence import Term, design
+from sweeps.cycle_model import CycleModel
+from sweeps.engines.base import KernelTime
+from sweeps.factor_model import FactorModel, Measurements
+from sweeps.observations import Observations, Outcome, PlannedTrial
+from sweeps.space import Configuration, Space
+from sweeps.spec import parse_spec
+from sweeps.summary import BlockSummary
+
+SPEC = """
+sweep: model
+engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8}
+drafters: {mine: founding}
+nccl_sets: {a: {NCCL_ALGO: Ring}, b: {NCCL_ALGO: "allreduce:tree"}, c: {NCCL_PROTO: LL}, d: {NCCL_PROTO: Simple}}
+search:
+  num_steps: [0, 1, 2, 3, 5, 7]
+  nccl: [default, a, b, c, d]
+workload: {warmup_blocks: 0, blocks: 8}
+"""
+NCCL_MS = {"default": 0.0, "a": -3.0, "b": 2.0, "c": 0.0, "d": 1.0}
+ACCEPTED = (0.8, 0.75, 0.7, 0.7, 0.65, 0.6, 0.6)
+
+
+def survival(steps: int, scale: float = 1.0) -> list[float]:
+    return [float(each) for each in np.cumprod(np.array(ACCEPTED[:steps]) * scale)]
+
+
+def cycle_of(c: Configuration, nccl_ms: dict[str, float] | None = None) -> tuple[float, float, float]:
+    """Draft, forward, rest in milliseconds."""
+    forward_ms = 20.0 + (nccl_ms or NCCL_MS)[c.nccl_set] + 0.6 * (c.num_draft_tokens or 1) + 3.0 * c.speculates
+    return 0.4 + 0.3 * c.num_steps, forward_ms, 0.5
+
+
+Length = Callable[[Configuration], float]
+
+
+def blocks_of(
+    c: Configuration,
+    rng: np.random.Generator,
+    *,
+    count: int = 8,
+    scale: Length = lambda c: 1.0,
+    nccl_ms: dict[str, float] | None = None,
+) -> list[BlockSummary]:
+    draft_ms, forward_ms, rest_ms = cycle_of(c, nccl_ms)
+    blocks = []
+    for index in range(count):
+        noise = 1.0 + 0.001 * rng.standard_normal()
+        reached = [1.0, *survival(c.num_steps, scale(c)), 0.0]
+        shares = -np.diff(reached)
+        counts = rng.multinomial(400, shares / shares.sum())
+        length = float(1 + (counts * np.arange(counts.size)).sum() / 400) if c.speculates else None
+        cycle_ms = noise * (forward_ms + rest_ms + draft_ms * c.speculates)
+        blocks.append(
+            BlockSummary(
+                block_index=index,
+                started_s=10.0 * index,
+                wall_s=5.0,
+                tok_s=1000.0 * (length or 1.0) / cycle_ms,
+                num_cycles=400,
+                accept_length=length,
+                accept_histogram=(0, *map(int, counts)) if c.speculates else None,
+                draft_ms=draft_ms * noise if c.speculates else None,
+                verify_ms=forward_ms * noise if c.speculates else None,
+                verify_forward_ms=forward_ms * noise,
+                extend_ms=0.3 * noise if c.speculates else None,
+                gap_ms=(0.2 if c.speculates else 0.5) * noise,
+                cycle_ms=cycle_ms,
+            )
+        )
+    return blocks
+
+
+def observed(
+    space: Space,
+    wanted: Sequence[tuple[int, str]],
+    *,
+    kernels: tuple[KernelTime, ...] = (),
+    scale: Length = lambda c: 1.0,
+    nccl_ms: dict[str, float] | None = None,
+) -> Observations:
+    rng, seen = np.random.default_rng(5), Observations()
+    for number, (steps, nccl) in enumerate(wanted):
+        configuration = next(c for c in space.configurations() if (c.num_steps, c.nccl_set) == (steps, nccl))
+        trial = PlannedTrial(
+            trial_id=f"t{number:04d}",
+            role="candidate",
+            number=number,
+            configuration=configuration,
+            requested=space.suggestion(configuration),
+            launch_key=space.launch_key(configuration),
+        )
+        seen.start(trial)
+        for block in blocks_of(configuration, rng, scale=scale, nccl_ms=nccl_ms):
+            seen.add_block(trial.trial_id, block, seconds={"launch": 400.0, "measure": 40.0})
+        seen.finish(
+            trial.trial_id,
+            Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}, kernels=kernels),
+        )
+    return seen
+
+
+def row(space: Space, steps: int, nccl: str) -> int:
+    return next(i for i, c in enumerate(space.configurations()) if (c.num_steps, c.nccl_set) == (steps, nccl))
+
+
+def truth(c: Configuration) -> float:
+    draft_ms, forward_ms, rest_ms = cycle_of(c)
+    return 1000.0 * (1.0 + sum(survival(c.num_steps))) / (forward_ms + rest_ms + draft_ms * c.speculates)
+
+
+def test_one_chain_predicts_every_smaller_step_count() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    posterior = CycleModel(space).posterior(observed(space, [(0, "default"), (7, "default")]))
+    assert posterior is not None
+    for steps in (2, 3, 5):
+        lengths = posterior.accept_length[row(space, steps, "default")]
+        assert lengths.mean() == pytest.approx(1.0 + sum(survival(steps)), rel=0.02)
+        assert lengths.std() < 0.05
+
+
+def test_factors_add_up_to_configurations_never_measured() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    wanted = [(0, "default"), (7, "default"), (3, "default"), (1, "default"), (3, "a"), (3, "b"), (3, "c"), (3, "d")]
+    posterior = CycleModel(space).posterior(observed(space, wanted))
+    assert posterior is not None
+    for member, draws in zip(posterior.members, posterior.tok_s, strict=True):
+        if member.speculates:
+            assert draws.mean() == pytest.approx(truth(member), rel=0.03), member.label
+
+
+def test_an_nccl_set_not_yet_tried_stays_uncertain_where_others_differ_and_not_where_they_do_not() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    wanted = [(0, "default"), (3, "default"), (3, "a"), (3, "b"), (3, "c")]
+    spread = {}
+    for name, nccl_ms in (("wide", NCCL_MS), ("null", dict.fromkeys(NCCL_MS, 0.0))):
+        posterior = CycleModel(space).posterior(observed(space, wanted, nccl_ms=nccl_ms))
+        assert posterior is not None
+        spread[name] = np.log(posterior.verify_ms[row(space, 3, "d")]).std()
+    assert spread["wide"] > 0.03
+    assert spread["null"] < 0.5 * spread["wide"]
+
+
+def test_communication_inside_the_forward_caps_what_an_nccl_set_can_win() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    wanted = [(0, "default"), (3, "default"), (3, "b"), (3, "d")]
+    kernel = KernelTime(phase="verify", kind="communication", kernel="x", us_per_cycle=100.0, calls_per_cycle=122)
+    free, capped = (
+        CycleModel(space).posterior(observed(space, wanted, kernels=kernels)) for kernels in ((), (kernel,))
+    )
+    assert free is not None
+    assert capped is not None
+    lowest = {
+        name: np.quantile(each.verify_ms[row(space, 3, "a")], 0.02) for name, each in (("f", free), ("c", capped))
+    }
+    default_ms = cycle_of(space.configurations()[row(space, 3, "default")])[1]
+    assert lowest["f"] < 0.9 * default_ms
+    assert lowest["c"] > 0.95 * default_ms
+
+
+def test_an_accept_length_that_depends_on_nccl_is_found_and_said() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    wanted = [(0, "default"), (7, "default"), (7, "a"), (5, "a")]
+    model = CycleModel(space)
+    posterior = model.posterior(observed(space, wanted, scale=lambda c: 0.9 if c.nccl_set == "a" else 1.0))
+    assert posterior is not None
+    (finding,) = model.findings
+    assert finding.event == "assumption_dropped"
+    assert "accept_length differs between values of nccl" in finding.detail
+    assert finding.numbers["p"] < 1e-4
+    again = model.posterior(observed(space, wanted, scale=lambda c: 0.9 if c.nccl_set == "a" else 1.0))
+    assert again is not None
+    expected = 1.0 + sum(survival(7, 0.9))
+    assert again.accept_length[row(space, 7, "a")].mean() == pytest.approx(expected, rel=0.04)
+
+
+def test_no_finding_where_every_assumption_holds() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    model = CycleModel(space)
+    model.posterior(observed(space, [(0, "default"), (7, "default"), (3, "a"), (5, "b"), (2, "c"), (7, "d")]))
+    assert model.findings == []
+
+
+def test_nothing_measured_is_no_posterior() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    assert CycleModel(space).posterior(Observations()) is None
+
+
+SPACE = Space(parse_spec(SPEC, source="model"))
+TEMPLATE = blocks_of(SPACE.configurations()[row(SPACE, 3, "default")], np.random.default_rng(0), count=1)[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=4, max_size=4).filter(lambda counts: sum(counts) > 0))
+def test_accept_length_grows_with_steps_and_stays_below_steps_plus_one(counts: list[int]) -> None:
+    chain = ChainModel(positions=5, blocks=2)
+    cycles = sum(counts)
+    length = 1 + sum(i * count for i, count in enumerate(counts)) / cycles
+    block = replace(TEMPLATE, num_cycles=cycles, accept_length=length, accept_histogram=(0, *counts))
+    chain.fit([(3, [block])])
+    lengths = chain.draw(np.random.default_rng(1).standard_normal((7, 50)))
+    assert (np.diff(lengths, axis=0) > 0).all()
+    assert (lengths < np.arange(2, 7)[:, None]).all()
+    assert (lengths > 1).all()
+
+
+def test_draws_of_a_factor_cover_what_they_do_not_know() -> None:
+    """Nominal 90 % intervals hold the truth in about that share of random effects never measured."""
+    space = Space(parse_spec(SPEC, source="model"))
+    members = space.configurations()
+    own = design([Term(), Term(levels=("nccl",), scales=(0.01, 0.05, 0.2))], members)
+    rng, inside, tries = np.random.default_rng(3), 0, 60
+    for _ in range(tries):
+        effects = {name: 0.05 * rng.standard_normal() for name in NCCL_MS}
+        values = np.array([10.0 * (1.0 + effects[c.nccl_set]) for c in members])
+        rows = np.array([row(space, 3, name) for name in ("default", "a", "b", "c")])
+        noisy = values[rows] * (1.0 + 0.001 * rng.standard_normal(4))
+        model = FactorModel(own)
+        model.fit(
+            Measurements(rows=rows, values=noisy, errors=np.full(4, 0.001), launches=np.arange(4), hours=np.zeros(4)),
+            rng,
+            sweeps=6,
+        )
+        draws = model.draw(256, rng)[row(space, 3, "d")]
+        low, high = np.quantile(draws, (0.05, 0.95))
+        inside += bool(low <= values[row(space, 3, "d")] <= high)
+    assert inside / tries > 0.8

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import optuna
+import pytest
+
+from benchmarks.landscapes import LANDSCAPES
+from benchmarks.policies import POLICIES, run_policy
+from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
+from sweeps.engines.simulated import SimulatedEngine
+from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
+from sweeps.space import Configuration, Space
+from sweeps.spec import Choice, SpecError
+from sweeps.study import SweepStudy
+from tests.sweeps.stub_engine import stub_spec
+from tests.sweeps.test_cycle_model import SPEC, blocks_of
+
+from sweeps.spec import parse_spec  # isort: skip
+import numpy as np  # isort: skip
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+CHOICES = "study: {sampler: {name: cycle_model}, pruner: {name: cycle_bound}, stop_probability: 0.95}\n"
+
+
+def study_of(extra: str = CHOICES) -> SweepStudy:
+    spec = parse_spec(SPEC + extra + "control: {every: 0, incumbent: false}\n", source="search")
+    return SweepStudy(spec, Space(spec))
+
+
+def measure(study: SweepStudy, rng: np.random.Generator, *, slow: float = 1.0) -> tuple[Configuration, Outcome]:
+    trial = study.ask()
+    assert trial is not None
+    seconds = {"launch": 400.0, "measure": 40.0}
+    outcome = Outcome(status="completed", relaunched=True, seconds=seconds)
+    for block in blocks_of(trial.configuration, rng):
+        changed = replace(block, tok_s=block.tok_s / slow, cycle_ms=(block.cycle_ms or 0.0) * slow)
+        if (decision := study.report(trial, changed, seconds=seconds)).prune:
+            outcome = Outcome(status="pruned", reason=decision.reason, relaunched=True, seconds=seconds)
+            break
+    study.tell(trial, outcome)
+    return trial.configuration, outcome
+
+
+def test_they_are_what_the_study_asks_for() -> None:
+    space, observations = Space(stub_spec()), Observations()
+    sampler = CycleModelSampler(space, observations, seed=1)
+    assert isinstance(sampler, CertifyingSampler)
+    assert isinstance(sampler, RecommendingSampler)
+    assert isinstance(CycleBoundPruner(space, observations), DecidingPruner)
+    assert sampler.incumbent() is None
+    assert sampler.probability_within(0.01) is None
+
+
+def test_the_control_comes_first_and_then_the_largest_chain() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    first, _ = measure(study, rng)
+    second, _ = measure(study, rng)
+    assert not first.speculates
+    assert (second.num_steps, second.eagle_topk, second.nccl_set) == (7, 1, "default")
+
+
+def test_it_finds_the_best_and_stops_by_itself_before_the_grid() -> None:
+    study, rng, measured = study_of(), np.random.default_rng(0), []
+    while study.stop_reason is None:
+        if (trial_left := study.trials_left) == 0:
+            break
+        assert trial_left
+        measured.append(measure(study, rng)[0])
+    assert study.incumbent is not None
+    assert study.incumbent.nccl_set == "a"
+    assert study.stop_reason is not None
+    assert study.stop_reason.startswith("P(incumbent within 1.0% of the best) = ")
+    assert len(measured) < 0.6 * len(study.space.configurations())
+
+
+def test_a_trial_that_cannot_win_is_pruned_with_its_numbers() -> None:
+    study, rng = study_of("study: {sampler: {name: grid}, pruner: {name: cycle_bound}}\n"), np.random.default_rng(0)
+    for _ in range(4):
+        measure(study, rng)
+    trial = study.ask()
+    assert trial is not None
+    blocks = blocks_of(trial.configuration, rng)
+    decisions = [
+        study.report(trial, replace(b, tok_s=b.tok_s / 3, cycle_ms=(b.cycle_ms or 0) * 3), seconds={"measure": 1.0})
+        for b in blocks[:2]
+    ]
+    assert not decisions[0].prune
+    assert decisions[1].prune
+    assert {"optimistic", "incumbent", "accept_length_bound", "cycle_ms", "blocks"} <= set(decisions[1].numbers)
+    assert decisions[1].numbers["optimistic"] < decisions[1].numbers["incumbent"]
+    assert "cycle_bound: at best" in decisions[1].reason
+
+
+def test_an_equal_trial_is_not_pruned() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    outcomes = [measure(study, rng) for _ in range(2)]
+    assert outcomes[1][1].status == "completed"  # much better than the control
+
+
+def test_a_configuration_that_failed_is_not_asked_again() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    measure(study, rng)
+    failed = []
+    for _ in range(4):
+        trial = study.ask()
+        assert trial is not None
+        failed.append(trial.configuration)
+        study.tell(trial, Outcome(status="failed", reason="no", kind="crash", seconds={"launch": 300.0}))
+    assert len(set(failed)) == 4
+
+
+def test_the_influence_of_a_dimension_comes_from_the_spec() -> None:
+    choice = "{name: cycle_model, options: {influence: {accept_length: [nccl, eagle_topk]}}}"
+    study_of(f"study: {{sampler: {choice}}}\n")
+    with pytest.raises(SpecError, match="no factor 'verify'"):
+        study_of("study: {sampler: {name: cycle_model, options: {influence: {verify: [nccl]}}}}\n")
+
+
+@pytest.mark.parametrize("option", ["risk: 0.9", "p_threshold: 0.0"])
+def test_levels_that_are_none_are_refused(option: str) -> None:
+    with pytest.raises(SpecError, match="refuses"):
+        study_of(f"study: {{pruner: {{name: cycle_bound, options: {{{option}}}}}}}\n")
+
+
+def test_a_study_goes_on_from_earlier_observations() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    for _ in range(4):
+        measure(study, rng)
+    again = SweepStudy(study.spec, study.space, observations=study.observations)
+    assert again.incumbent == study.incumbent
+    following = again.ask()
+    assert following is not None
+    assert following.configuration not in {seen.trial.configuration for seen in list(study.observations)[:-1]}
+
+
+@pytest.mark.parametrize("metric", ["cycle_ms", "tok_s"])
+def test_other_metrics_are_searched_too(metric: str) -> None:
+    study = study_of(f"study: {{metric: {metric}, sampler: {{name: cycle_model}}, stop_probability: 0.95}}\n")
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        measure(study, rng)
+    assert study.incumbent is not None
+    if metric == "cycle_ms":
+        assert not study.incumbent.speculates
+
+
+def test_nothing_times_the_phases_and_the_sampler_still_samples() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    for _ in range(3):
+        trial = study.ask()
+        assert trial is not None
+        for block in blocks_of(trial.configuration, rng):
+            bare = replace(
+                block, draft_ms=None, verify_ms=None, verify_forward_ms=None, extend_ms=None, gap_ms=None, cycle_ms=None
+            )
+            study.report(trial, bare, seconds={"measure": 1.0})
+        study.tell(trial, Outcome(status="completed", relaunched=True, seconds={"measure": 1.0}))
+    assert study.incumbent is not None
+    assert study.stop_reason is None
+
+
+def test_switch_in_place_is_preferred_to_a_launch_that_says_as_much() -> None:
+    run = run_policy(LANDSCAPES["pcie-eagle3"], POLICIES["cycle_model"], seed=1, switch_in_place=True)
+    assert run.launches < run.trials
+
+
+def test_a_machine_that_refuses_a_set_does_not_stop_the_search() -> None:
+    landscape = LANDSCAPES["pcie-eagle3"]
+    sets = landscape.sets + "  nvls: {NCCL_NVLS_ENABLE: 1}\n"
+    bent = replace(landscape, sets=sets, search=landscape.search.replace("threads,", "threads, nvls,"))
+    run = run_policy(bent, POLICIES["cycle_model"], seed=0, switch_in_place=True)
+    assert run.final <= 0.01
+    engine = SimulatedEngine(bent.spec, profile=bent.profile)
+    assert engine.now_s() == 0.0
+    assert Choice(name="cycle_model") == POLICIES["cycle_model"].sampler
+
+
+def test_findings_and_the_reason_of_the_stop_are_said_once() -> None:
+    study, rng = study_of(), np.random.default_rng(0)
+    while study.stop_reason is None:
+        measure_or_stop(study, rng)
+    (finding,) = study.drain_findings()
+    assert finding.event == "search_stopped"
+    assert "P(incumbent within" in finding.detail
+    assert study.drain_findings() == ()
+
+
+def measure_or_stop(study: SweepStudy, rng: np.random.Generator) -> None:
+    trial = study.ask()
+    if trial is None:
+        return
+    for block in blocks_of(trial.configuration, rng):
+        study.report(trial, block, seconds={"launch": 400.0, "measure": 40.0})
+    study.tell(trial, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}))
