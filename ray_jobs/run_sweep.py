@@ -149,6 +149,8 @@ def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
         raise SpecError(f"SPEC: wanted a YAML file, but {path} does not exist")
     spec = read_spec(path)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
+    if spec.engine.kind != "sglang":  # an unknown machine, drafter or recording is refused here, not in every trial
+        open_engine(spec, ResultsFolder(default_root(spec)))
     return spec, path.read_text(encoding="utf-8"), Space(spec), blocks
 
 

@@ -89,6 +89,8 @@ class TestRefusals:
             ("num_steps: [0, 1, 2, 3, 5]", "num_steps: []", "num_steps"),
             ("eagle_topk: [1, 2]", "eagle_topk: [-1]", "eagle_topk"),
             ("control: {every: 4}", "study: {sampler: {name: tpe, options: {seeds: 1}}}", "seeds"),
+            ("pcie-x8", "pcie-x9", "did you mean rtx-pro-6000-pcie-x8"),
+            ("{founding: founding}", "{founding: founded}", "founded"),
         ],
     )
     def test_a_spec_that_cannot_be(
