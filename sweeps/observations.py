@@ -42,7 +42,8 @@ class PlannedTrial:
 class Outcome:
     """How a trial ended."""
 
-    status: Literal["completed", "pruned", "failed"]
+    status: Literal["completed", "pruned", "failed", "invalid"]
+    """`invalid`: refused without a launch, because the server's version cannot run it (`limits`)."""
     reason: str | None = None
     stage: str | None = None
     kind: str | None = None
@@ -86,6 +87,11 @@ class Observation:
     reason: str | None = None
     kind: str | None = None
     """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was ended before it could launch anything, so that it cost nothing."""
+        return self.kind == "invalid_config" and self.relaunched is None
 
     def values(self, metric: Metric) -> tuple[float, ...]:
         """The metric of each block that has one."""
@@ -133,6 +139,7 @@ class Observations:
     def __init__(self, observations: Iterable[Observation] = ()) -> None:
         self._by_id = {observation.trial.trial_id: observation for observation in observations}
         self._last_started: str | None = None
+        self._started_before: str | None = None
 
     def __iter__(self) -> Iterator[Observation]:
         return iter(self._by_id.values())
@@ -172,7 +179,7 @@ class Observations:
 
     def start(self, trial: PlannedTrial) -> None:
         self._by_id[trial.trial_id] = Observation(trial=trial, status="running")
-        self._last_started = trial.trial_id
+        self._started_before, self._last_started = self._last_started, trial.trial_id
 
     def add_block(self, trial_id: str, block: BlockSummary, *, seconds: Mapping[str, float]) -> None:
         """Add a running trial's newest block and its seconds so far. A repeated attempt starts over at block 0."""
@@ -182,9 +189,11 @@ class Observations:
 
     def finish(self, trial_id: str, outcome: Outcome) -> None:
         seen = self._by_id[trial_id]
+        if outcome.status == "invalid" and trial_id == self._last_started:
+            self._last_started = self._started_before  # its server still runs
         self._by_id[trial_id] = replace(
             seen,
-            status=outcome.status,
+            status="failed" if outcome.status == "invalid" else outcome.status,
             reason=outcome.reason,
             kind=outcome.kind,
             relaunched=outcome.relaunched,

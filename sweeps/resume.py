@@ -29,15 +29,13 @@ _TRIAL_COLUMNS = [
 
 
 def read_observations(folder: ResultsFolder, space: Space) -> Observations:
-    """Every trial of the folder in the order of its start; invalid suggestions excepted.
+    """Every trial of the folder in the order of its start; suggestions that are no configuration excepted.
 
     Blocks and status are those of a trial's last attempt, seconds those of all of them.
     """
     known = {member.configuration_id: member for member in (*space.configurations(), space.control)}
     rows = read_table(folder, "trials").select(_TRIAL_COLUMNS).sort_by("started_at").to_pylist()
-    trials = {
-        row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"]) if row["status"] != "invalid"
-    }
+    trials = {row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"])}
     blocks = _by_attempt(read_table(folder, "blocks").select(["trial_id", "attempt", *_BLOCK_FIELDS]).to_pylist())
     kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
     seconds = _seconds(rows)
@@ -69,7 +67,7 @@ def _observation(
     )
     return Observation(
         trial=trial,
-        status=row["status"],
+        status="failed" if row["status"] == "invalid" else row["status"],
         blocks=tuple(_block(block) for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])),
         relaunched=row["relaunched"],
         kernels=tuple(

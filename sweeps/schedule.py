@@ -33,8 +33,8 @@ class Schedule:
 
     @property
     def num_candidates(self) -> int:
-        """Candidates started so far, interrupted ones excepted."""
-        return sum(_is_candidate(seen) for seen in self._observations)
+        """Candidates started so far, interrupted and refused ones excepted."""
+        return sum(_is_candidate(seen) and not seen.refused for seen in self._observations)
 
     @property
     def candidates_left(self) -> int:
@@ -109,7 +109,7 @@ class Schedule:
         for seen in reversed(list(self._observations)):
             if _is_control(seen):
                 return count
-            count += seen.trial.role == "candidate"
+            count += seen.trial.role == "candidate" and not seen.refused
         return count
 
     def _schedule_control(self) -> None:

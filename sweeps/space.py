@@ -240,6 +240,12 @@ class Space:
                 f"steps {num_steps}, top-k {eagle_topk}, draft tokens {num_draft_tokens}: "
                 f"pool {pool} < {num_draft_tokens - 1} (the drafter offers too few candidates)"
             )
+        if num_draft_tokens < num_steps + 1:
+            # SGLang 0.5.17 starts and dies in the first draft-extend: it pads accepted tokens to steps + 1
+            raise InvalidConfigurationError(
+                f"steps {num_steps}, top-k {eagle_topk}, draft tokens {num_draft_tokens}: "
+                f"{num_draft_tokens} < {num_steps + 1} (a whole accepted path does not fit)"
+            )
         return num_draft_tokens
 
 

@@ -61,7 +61,7 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("kind", pa.string()),  # of a failure
             pa.field("reason", pa.string()),  # why pruned, failed or invalid
             pa.field("log_tail", pa.string()),
-            pa.field("configuration_id", pa.string()),  # null where invalid
+            pa.field("configuration_id", pa.string()),  # null where the suggestion is none
             pa.field("launch_key", pa.string()),
             pa.field("label", pa.string(), nullable=False),
             pa.field("relaunched", pa.bool_()),  # false: switched in place

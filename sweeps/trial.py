@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
 from sweeps.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.ledger import Ledger
+from sweeps.limits import check_limits
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
-from sweeps.spec import ChecksSpec
+from sweeps.spec import ChecksSpec, EngineSpec
 from sweeps.summary import BlockSummary, summarise
 from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
@@ -35,6 +36,8 @@ class TrialContext:
     acceptance: str
     """`measured` or `pinned`, as in the spec."""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
+    server: EngineSpec | None = None
+    """Of a real server: what the version of its first launch cannot run is then refused without a launch."""
     node: str | None = None
 
 
@@ -47,6 +50,8 @@ class HeldEngine:
     """Where an earlier engine's rows of this node end: a clock that started anew goes on from there."""
     live_launch_key: str | None = None
     report: LaunchReport | None = None
+    version: str | None = None
+    """Of the serving engine, since the first launch."""
     offset_s: float = field(init=False)
     """From the engine's clock to that of the rows."""
     free_since_s: float = field(init=False)
@@ -103,6 +108,8 @@ class Measurement:
         An EngineError ends the trial as failed: it is a row, not an error. Anything else is raised.
         """
         assert self._outcome is None, "a trial that has ended was advanced"
+        if self._relaunched is None and (reason := self._beyond_limits()) is not None:
+            return self._end(Outcome(status="invalid", reason=reason, stage="plan", kind="invalid_config"))
         try:
             if self._relaunched is None:
                 self._prepare()
@@ -139,10 +146,16 @@ class Measurement:
             self._stamp()
             self._rows.write(self._context.folder)
 
+    def _beyond_limits(self) -> str | None:
+        server = self._context.server
+        if server is None:
+            return None
+        return check_limits(self._trial.configuration, server.args, self._held.version, engine_env=server.env)
+
     def _prepare(self) -> None:
         self._ledger.charge("idle")
         report = self._switch() or self._launch()
-        self._held.report = report
+        self._held.report, self._held.version = report, report.version
         self._rows.trial.update(report_columns(report), relaunched=self._relaunched)
         self._rows.evidence = [{**self._rows.keys, **asdict(evidence)} for evidence in report.evidence]
         self._stamp()

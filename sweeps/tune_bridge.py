@@ -128,6 +128,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             num_gpus=run.spec.resources.gpus,
             acceptance=run.spec.acceptance,
             checks=run.spec.checks,
+            server=run.spec.engine if run.spec.engine.kind == "sglang" else None,
             node=socket.gethostname(),
         )
         return Measurement(self._held, self._trial, context, attempt=self._attempt)

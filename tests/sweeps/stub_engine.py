@@ -58,6 +58,7 @@ class StubEngine:
     live: Configuration | None = None
     evidence: tuple[Evidence, ...] = ()
     machine: str = "stub"
+    version: str = "stub 1"
     dies: bool = False
 
     def now_s(self) -> float:
@@ -118,7 +119,7 @@ class StubEngine:
 
     def _report(self, configuration: Configuration, boot_s: dict[str, float]) -> LaunchReport:
         return LaunchReport(
-            version="stub 1",
+            version=self.version,
             machine=self.machine,
             num_gpus=8,
             boot_s=boot_s,

@@ -82,6 +82,7 @@ def test_configurations_keep_the_rules_of_drafting(space: Space) -> None:
             assert one.num_draft_tokens is not None
             assert one.drafter in {"first", "second"}
             assert candidate_pool(one.num_steps, one.eagle_topk) >= one.num_draft_tokens - 1
+            assert one.num_draft_tokens >= one.num_steps + 1
             assert one.eagle_topk > 1 or one.num_draft_tokens == one.num_steps + 1
 
 
@@ -126,6 +127,20 @@ def test_pool_rule_names_its_numbers(num_steps: int, eagle_topk: int, num_draft_
     else:
         assert space.configurations() == ()
         assert pool in space.invalid()[0][1]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_draft_tokens", "reason"), [(5, 5, "5 < 6"), (5, 6, None), (7, 4, "4 < 8"), (3, 4, None)]
+)
+def test_a_tree_holds_a_whole_accepted_path(num_steps: int, num_draft_tokens: int, reason: str | None) -> None:
+    space = space_of(num_steps=(num_steps,), eagle_topk=(4,), num_draft_tokens=(num_draft_tokens,))
+    if reason is None:
+        assert space.configurations()[0].num_draft_tokens == num_draft_tokens
+    else:
+        assert space.configurations() == ()
+        assert (
+            f"draft tokens {num_draft_tokens}: {reason} (a whole accepted path does not fit)" in space.invalid()[0][1]
+        )
 
 
 @given(st.integers(1, 20), st.integers(2, 10))

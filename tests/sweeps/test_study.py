@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -11,11 +12,11 @@ from optuna.trial import TrialState
 from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
 from sweeps.resume import read_observations
 from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError, SweepSpec
+from sweeps.spec import EngineSpec, SpecError, SweepSpec
 from sweeps.study import SweepStudy, open_journal
 from sweeps.tables import ResultsFolder
 from sweeps.trial import HeldEngine, recover
-from tests.sweeps.stub_engine import StubEngine, drive, stub_context, stub_spec, tok_s_of
+from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
 SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median", "successive_halving", "hyperband", "wilcoxon")
@@ -84,8 +85,6 @@ def test_without_intermediate_controls_there_are_two(tmp_path: Path) -> None:
 
 
 def stub_spec_text(*, every: int, incumbent: str = "true") -> str:
-    from tests.sweeps.stub_engine import SPEC
-
     return SPEC.replace("control: {every: 5}", f"control: {{every: {every}, incumbent: {incumbent}}}")
 
 
@@ -292,3 +291,21 @@ def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     study, trials = run(stub_spec(), tmp_path)
     candidates = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}
+
+
+def test_configurations_that_the_version_refuses_take_no_budget_and_stay_known_on_resume(tmp_path: Path) -> None:
+    trees_first = SPEC.replace("[0, 1, 2, 3]", "[3, 2, 1, 0]").replace("[1, 2]", "[2, 1]")
+    spec = stub_spec("budget: {trials: 5}\n", text=trees_first)
+    context = stub_context(spec, tmp_path)
+    server = EngineSpec(kind="sglang", model_path="m", args={"attention-backend": "flashmla"})
+    study = study_of(spec)
+    trials = drive(study, HeldEngine(StubEngine(version="0.5.17")), replace(context, server=server))
+    seen = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
+    assert all(each.refused for each in seen if each.trial.configuration.eagle_topk == 2)
+    assert sum(each.status == "completed" for each in seen) == 5
+    assert any(each.refused for each in seen)
+    again = read_observations(ResultsFolder(tmp_path), study.space)
+    assert {each.trial.trial_id for each in again if each.refused} == {
+        each.trial.trial_id for each in seen if each.refused
+    }
+    assert study_of(spec, observations=again).candidates_left == 0

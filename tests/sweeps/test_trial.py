@@ -9,6 +9,7 @@ from sweeps.engines.base import EngineError, Evidence
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.rows import last_end_s, record_decision
 from sweeps.space import Space
+from sweeps.spec import EngineSpec
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, TrialContext
@@ -186,3 +187,32 @@ def test_a_value_of_this_version_that_is_no_engine_error_is_not_swallowed(
     with pytest.raises(RuntimeError, match="a bug"):
         run(held, plan(CHAIN[2], SPACE), context)
     assert ResultsFolder(context.folder.root).journal("t0000", 1).is_file()
+
+
+def limited(context: TrialContext) -> TrialContext:
+    return replace(context, server=EngineSpec(kind="sglang", model_path="m", args={"attention-backend": "flashmla"}))
+
+
+def test_what_the_server_version_cannot_run_is_invalid_and_costs_nothing(context: TrialContext) -> None:
+    engine = StubEngine(version="0.5.17")
+    held, context = HeldEngine(engine), limited(context)
+    tree = next(member for member in SPACE.configurations() if member.eagle_topk == 2)
+    assert run(held, plan(CHAIN[1], SPACE, "t0000"), context).status == "completed"
+    before_s, calls = engine.clock_s, list(engine.calls)
+    outcome = run(held, plan(tree, SPACE, "t0001"), context)
+    assert (outcome.status, outcome.kind, outcome.relaunched) == ("invalid", "invalid_config", None)
+    assert "SGLang 0.5.17: attention backend flashmla" in str(outcome.reason)
+    assert (engine.clock_s, engine.calls) == (before_s, calls)
+    assert set(outcome.seconds.values()) <= {0.0}
+    refused = row(context, "t0001")
+    assert (refused["status"], refused["stage"], refused["configuration_id"]) == (
+        "invalid",
+        "plan",
+        tree.configuration_id,
+    )
+    assert run(held, plan(CHAIN[2], SPACE, "t0002"), context).relaunched is False, "the live server was kept"
+
+
+def test_before_the_first_launch_the_version_is_unknown_and_nothing_is_refused(context: TrialContext) -> None:
+    tree = next(member for member in SPACE.configurations() if member.eagle_topk == 2)
+    assert run(HeldEngine(StubEngine(version="0.5.17")), plan(tree, SPACE), limited(context)).status == "completed"
