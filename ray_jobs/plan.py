@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeps.engines.base import Engine
+from sweeps.nccl import cautions, inert_at_decode, nccl_env
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec
 from sweeps.workload import Block
@@ -19,6 +20,8 @@ ASSUMED_BOOT_S = 330.0
 """Launch of a 1T-parameter model on 8 GPUs with its weights on local disks: an order of magnitude, not a figure."""
 ASSUMED_TOK_S = 60.0
 """Per request: the founding case's throughput with speculation."""
+_MOST_REASONS = 6
+"""More reasons than these are told by rule."""
 
 
 Command = tuple[Sequence[str], Mapping[str, str]]
@@ -78,8 +81,8 @@ def print_plan(
         command_of: argv and environment of a configuration's server; None for engines without a command.
     """
     console.print(_space_table(space))
-    for reason, count in Counter(reason for _, reason in space.invalid()).items():
-        console.print(f"invalid ({count} suggestions): {reason}", markup=False, highlight=False, soft_wrap=True)
+    for line in (*_invalid_lines([reason for _, reason in space.invalid()]), *_nccl_lines(spec)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if command_of is None:
         console.print(f"engine {spec.engine.kind}: no server is launched")
     else:
@@ -95,6 +98,28 @@ def print_plan(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _invalid_lines(reasons: Sequence[str]) -> list[str]:
+    """Each reason with its count; where there are many, each rule (the words in brackets at the end) with one of it."""
+    counts = Counter(reasons)
+    if len(counts) <= _MOST_REASONS:
+        return [f"invalid ({count} suggestions): {reason}" for reason, count in counts.items()]
+    rules: dict[str, list[str]] = {}
+    for reason in reasons:
+        rules.setdefault(reason[reason.rfind("(") :] if reason.endswith(")") else reason, []).append(reason)
+    return [f"invalid ({len(same)} suggestions): {rule.strip('()')}; first {same[0]}" for rule, same in rules.items()]
+
+
+def _nccl_lines(spec: SweepSpec) -> list[str]:
+    """What is known of the searched NCCL sets before anything runs."""
+    sets = {name: dict(nccl_env(spec, name)) for name in dict.fromkeys(spec.search.nccl)}
+    return [
+        f"nccl {name}: {variable}={variables[variable]}: {head}{reason}"
+        for name, variables in sets.items()
+        for head, notes in (("changes no decode: ", inert_at_decode(variables)), ("caution: ", cautions(variables)))
+        for variable, reason in notes.items()
+    ]
 
 
 def _tried(engine: Engine, space: Space, blocks: Sequence[Block]) -> tuple[float, float, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sweeps.space import Space
 from sweeps.spec import SpecError, SweepSpec, fingerprint
 from sweeps.tables import SCHEMA_VERSION, ResultsFolder, TableError
 
@@ -96,6 +97,7 @@ def _create(folder: ResultsFolder, spec: SweepSpec, text: str) -> OpenedResults:
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         "target_tok_s": spec.target.tok_s,
+        "num_configurations": len(Space(spec).configurations()),
     }
     folder.spec.write_text(text, encoding="utf-8")
     temporary = folder.manifest.with_suffix(".tmp")

@@ -17,6 +17,8 @@ DECODE_BYTES_AT_MOST = 1 << 20
 """All-reduces of decode and verify are smaller; those of prefill need not be."""
 
 _OURS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
+_LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR"})
+"""Set by container images and builds; NCCL reads none of them."""
 _WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
 """Prefixes of variables that are reported where nobody asked for them."""
 
@@ -180,7 +182,7 @@ def _extra(requested: Mapping[str, str], facts: RankFacts, conf_files: Sequence[
     read = facts.nccl.set_by_environment if facts.nccl else {}
     present = {**read, **facts.environment}
     for name, value in sorted(present.items()):
-        if name in requested or name in _OURS or not name.startswith(_WATCHED):
+        if name in requested or name in _OURS or name in _LABELS or not name.startswith(_WATCHED):
             continue
         file = next((file for file in conf_files if file.settings.get(name) == value), None)
         default = next((each for each in OVERRIDES.get(name, ()) if each.value == value), None)

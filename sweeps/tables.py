@@ -179,7 +179,8 @@ class ResultsFolder:
 
     @property
     def manifest(self) -> Path:
-        """`sweep_id`, `spec_fingerprint`, `schema_version`, `engine`, `created_at`, `versions`, `target_tok_s`."""
+        """`sweep_id`, `spec_fingerprint`, `schema_version`, `engine`, `created_at`, `versions`, `target_tok_s`,
+        `num_configurations` (of the valid space)."""
         return self.root / "sweep.json"
 
     @property

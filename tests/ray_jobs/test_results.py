@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.results import default_root, open_results
+from sweeps.space import Space
 from sweeps.spec import SpecError, fingerprint
 from sweeps.tables import SCHEMA_VERSION
 from tests.sweeps.stub_engine import SPEC, stub_spec
@@ -22,6 +23,7 @@ def test_a_new_folder_says_what_it_is(weird_tmp_path: Path) -> None:
         "simulated",
         None,
     )
+    assert manifest["num_configurations"] == len(Space(stub_spec()).configurations()) > 0
     assert {"python", "ray", "optuna"} <= set(manifest["versions"])
     assert opened.folder.spec.read_text() == SPEC
 

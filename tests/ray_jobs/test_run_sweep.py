@@ -169,6 +169,24 @@ class TestDryRun:
         assert "pool 4 < 7" in said
         assert "assumed" in said
 
+    def test_what_is_known_of_an_nccl_set_is_told_before_it_runs(
+        self, spec: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        spec.write_text(SMALL.replace("{NCCL_ALGO: Ring}", "{NCCL_BUFFSIZE: 16777216, NCCL_P2P_LEVEL: SYS}"))
+        assert main([str(spec), "--dry-run"]) == 0
+        said = capsys.readouterr().out
+        assert "nccl ring: NCCL_BUFFSIZE=16777216: changes no decode: " in said
+        assert "nccl ring: NCCL_P2P_LEVEL=SYS: caution: with IOMMU" in said
+
+    def test_many_invalid_suggestions_are_told_by_rule(self, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        many = "num_steps: [0, 1, 2, 3, 5, 7], eagle_topk: [2, 3], num_draft_tokens: [2, 4, 16, 32]"
+        spec.write_text(SMALL.replace("num_steps: [0, 1, 2, 3, 5], eagle_topk: [1, 2]", many))
+        assert main([str(spec), "--dry-run"]) == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("invalid (")]
+        assert len(told) == 2
+        assert any("the drafter offers too few candidates; first steps 1, top-k 2" in line for line in told)
+        assert any("a whole accepted path does not fit; first steps 2, top-k 2" in line for line in told)
+
 
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_finished_trial(spec: Path, tmp_path: Path) -> None:

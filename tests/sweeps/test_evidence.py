@@ -115,6 +115,7 @@ def test_unasked_variables_are_extra_with_their_source() -> None:
         "NCCL_PROTO": "LL",
         "NCCL_P2P_LEVEL": "SYS",
         "NCCL_DEBUG": "INFO",
+        "NCCL_VERSION": "2.27.7-1",  # an image's label
         "PATH": "/bin",
     }
     rows = grade_environment({}, [rank(environment=environment)], num_ranks=1, all_reduce="nccl", conf_files=[conf])
