@@ -88,7 +88,7 @@ def standalone(bench: Bench) -> Served:
 @pytest.fixture(scope="module")
 def two_ranks(bench: Bench) -> Served:
     spec = bench.spec(
-        engine={"args": {"tp-size": 2}},
+        engine={"args": {"tp-size": 2}, "env": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}},  # one core a rank
         nccl_sets={"ll-ring": NCCL},
         search={"num_steps": [2], "nccl": ["ll-ring"]},
     )
