@@ -188,6 +188,11 @@ class ResultsFolder:
         return self.root / "study.journal"
 
     @property
+    def stop_request(self) -> Path:
+        """Exists while the driver is asked to end: whoever waits for a server then gives up at once."""
+        return self.root / "stop-requested"
+
+    @property
     def tune(self) -> Path:
         return self.root / "tune"
 

@@ -108,6 +108,8 @@ class Measurement:
         An EngineError ends the trial as failed: it is a row, not an error. Anything else is raised.
         """
         assert self._outcome is None, "a trial that has ended was advanced"
+        if self._is_stopping():
+            return self.stop()
         if self._relaunched is None and (reason := self._beyond_limits()) is not None:
             return self._end(Outcome(status="invalid", reason=reason, stage="plan", kind="invalid_config"))
         try:
@@ -119,7 +121,7 @@ class Measurement:
             self._check_output()
             self._trace(blocks[-1])
         except EngineError as error:
-            return self._fail(error)
+            return self.stop() if self._is_stopping() else self._fail(error)
         return self._end(Outcome(status="completed"))
 
     def stop(self) -> Outcome:
@@ -145,6 +147,9 @@ class Measurement:
             self._ledger.charge("stop")
             self._stamp()
             self._rows.write(self._context.folder)
+
+    def _is_stopping(self) -> bool:
+        return self._context.folder.stop_request.exists()
 
     def _beyond_limits(self) -> str | None:
         server = self._context.server

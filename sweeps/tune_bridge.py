@@ -6,12 +6,16 @@ study's and the results folder's, so Tune's own snapshots are never read back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -19,7 +23,7 @@ from ray.tune.search import Searcher
 from sweeps.engines.base import Engine
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
-from sweeps.spec import SweepSpec
+from sweeps.spec import ResourceSpec, SweepSpec
 from sweeps.study import InvalidSuggestion, SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, write_part
@@ -266,7 +270,7 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
     """
     resources = run.spec.resources
     searcher = StudySearcher(study, run, observer, max_concurrent=num_nodes)
-    bundle = {"CPU": resources.cpus, "GPU": resources.gpus}
+    bundle = {"CPU": exclusive_cpus(resources, ray.nodes()), "GPU": resources.gpus}
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrainable, run=run),
         tune.PlacementGroupFactory([bundle], strategy="STRICT_PACK"),
@@ -291,8 +295,52 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
             verbose=0,
         ),
     )
-    tuner.fit()
+    with _prompt_stop(run.folder):
+        tuner.fit()
     return searcher.num_errors
+
+
+def exclusive_cpus(resources: ResourceSpec, nodes: Iterable[Mapping[str, Any]]) -> float:
+    """CPUs to ask for, so that no node has room for a second trial beside the one whose server it runs.
+
+    Where the GPUs do not see to that (none asked for, or half of a node's), more than half of a node's CPUs do.
+    """
+    have: list[tuple[float, float]] = [
+        (node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)) for node in nodes if node["Alive"]
+    ]
+    fit = [(cpus, gpus) for cpus, gpus in have if gpus >= resources.gpus and cpus >= resources.cpus]
+    roomy = [cpus for cpus, gpus in fit if gpus >= 2 * resources.gpus]
+    if not roomy:
+        return resources.cpus
+    return max(resources.cpus, min(max(roomy) // 2 + 1, min(cpus for cpus, _ in fit)))
+
+
+@contextlib.contextmanager
+def _prompt_stop(folder: ResultsFolder) -> Iterator[None]:
+    """On the first SIGINT, tell the actors before Tune does: one that waits for its server hears nothing from Tune.
+
+    Tune takes SIGUSR1 for the same, and leaves SIGINT alone where TUNE_DISABLE_SIGINT_HANDLER is set.
+    """
+    folder.stop_request.unlink(missing_ok=True)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, unset = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGUSR1)
+
+    def ask(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        folder.stop_request.touch()
+        if signal.getsignal(signal.SIGUSR1) == unset:  # Tune does not listen yet
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGUSR1)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGUSR1, unset)
+        folder.stop_request.unlink(missing_ok=True)
 
 
 def check_visible_gpus(visible: str | None, num_gpus: int) -> None:

@@ -16,7 +16,7 @@ def open_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:
     if spec.engine.kind == "sglang":
         from sweeps.engines.sglang import SGLangEngine
 
-        return SGLangEngine(spec, logs=folder.root / "logs")
+        return SGLangEngine(spec, logs=folder.root / "logs", stop_request=folder.stop_request)
     if spec.engine.kind == "replay":
         from sweeps.engines.replay import ReplayEngine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sweeps.engines.base import EngineError, Stage
@@ -18,8 +19,11 @@ _POLL_S = 0.1
 class Boot:
     """One start of one server, from the process to the port."""
 
-    def __init__(self, server: ServerProcess, *, log_path: Path, deadlines: Deadlines) -> None:
+    def __init__(
+        self, server: ServerProcess, *, log_path: Path, deadlines: Deadlines, is_stopping: Callable[[], bool]
+    ) -> None:
         self._server = server
+        self._is_stopping = is_stopping
         self._log_path = log_path
         self._deadlines = deadlines
         self._stage: Stage = "load"
@@ -41,6 +45,8 @@ class Boot:
             stage = stage_reached(self.log())
             if stage != self._stage:
                 self._stage, self._stage_since_s = stage, time.monotonic()
+        if self._is_stopping():
+            raise stopped(self._stage)
         limit_s = self._limit_s(self._stage)
         if time.monotonic() - self._stage_since_s > limit_s:
             raise self.failure(None, self._stage, f"stage {self._stage} took longer than its {limit_s:g} s")
@@ -63,6 +69,11 @@ class Boot:
 
     def log(self) -> str:
         return self._log_path.read_text(encoding="utf-8", errors="replace") if self._log_path.exists() else ""
+
+
+def stopped(stage: Stage) -> EngineError:
+    """The sweep was asked to end while a server was waited for."""
+    return EngineError("the sweep was asked to stop", stage=stage, kind="engine_unavailable")
 
 
 def free_port() -> int:

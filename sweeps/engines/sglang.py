@@ -9,7 +9,7 @@ import socket
 import tempfile
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, Kind, LaunchReport, Stage
-from sweeps.engines.boot import Boot, free_port
+from sweeps.engines.boot import Boot, free_port, stopped
 from sweeps.engines.guard import ServerProcess, reap_leases
 from sweeps.engines.kernel_trace import TraceError, read_kernel_times, trace_files
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
@@ -88,14 +88,18 @@ class SGLangEngine:
     Args:
         logs: folder for server logs and launch records.
         node_folder: on a file system of this node; leases and probe files live there.
+        stop_request: once this file exists, waits for the server end with an EngineError.
     """
 
     name = "sglang"
 
-    def __init__(self, spec: SweepSpec, *, logs: Path, node_folder: Path | None = None) -> None:
+    def __init__(
+        self, spec: SweepSpec, *, logs: Path, node_folder: Path | None = None, stop_request: Path | None = None
+    ) -> None:
         self._spec = spec
         self._logs = logs
         self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
+        self._stop_request = stop_request
         self._live: _Live | None = None
         self._switch_refused = False
         self._launches = 0
@@ -167,7 +171,7 @@ class SGLangEngine:
         ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
         self.generate(block)
         try:
-            return _first_trace(folder, timeout_s=_TRACE_TIMEOUT_S)
+            return _first_trace(folder, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             self._ask(live, {"do": "forget"})
@@ -256,13 +260,22 @@ class SGLangEngine:
             port=port,
             configuration=configuration,
             step_candidates=candidates,
-            boot=Boot(server, log_path=log_path, deadlines=self._spec.engine.deadlines_s),
+            boot=Boot(
+                server, log_path=log_path, deadlines=self._spec.engine.deadlines_s, is_stopping=self._is_stopping
+            ),
             link=ProbeLink(folder),
             ranks=tuple(range(num_ranks(self._spec, configuration))),
             removed=environment.removed,
         )
         self._live = live
         return live
+
+    def _is_stopping(self) -> bool:
+        return self._stop_request is not None and self._stop_request.exists()
+
+    def _given_up(self, live: _Live) -> bool:
+        """Whether there is nothing to wait for: no server, or no wish for its answer."""
+        return live.is_gone() or self._is_stopping()
 
     def _abandon(self, cause: EngineError | None) -> None:
         """Stop what a failed launch left; its own error is the one that counts."""
@@ -290,13 +303,15 @@ class SGLangEngine:
 
     def _generate(self, live: _Live, block: Block, stage: Stage, timeout_s: float) -> Load:
         try:
-            return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=live.is_gone)
+            return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=lambda: self._given_up(live))
         except ServerRefusedError as error:
             kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
             raise EngineError(str(error), stage=stage, kind=kind, log_tail=log_tail(live.boot.log())) from error
         except TimeoutError as error:
             raise live.boot.failure(None, stage, str(error)) from error
         except (ServerGoneError, urllib.error.URLError) as error:
+            if self._is_stopping():
+                raise stopped(stage) from error
             raise self._crash(live, stage) from error
 
     def _crash(self, live: _Live, stage: Stage) -> EngineError:
@@ -308,13 +323,13 @@ class SGLangEngine:
 
     def _ask(self, live: _Live, command: Mapping[str, Any]) -> None:
         try:
-            live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+            live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
         except ProbeError as error:
             raise self._probe_failure(live, error) from error
 
     def _take(self, live: _Live) -> pa.Table:
         try:
-            return live.link.take(live.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=live.is_gone)
+            return live.link.take(live.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
         except ProbeError as error:
             raise self._probe_failure(live, error) from error
 
@@ -398,10 +413,10 @@ def _server_info(live: _Live) -> Mapping[str, Any]:
     )
 
 
-def _first_trace(folder: Path, *, timeout_s: float) -> tuple[KernelTime, ...] | None:
+def _first_trace(folder: Path, *, timeout_s: float, is_gone: Callable[[], bool]) -> tuple[KernelTime, ...] | None:
     """Kernel times of the first rank, once its trace is whole; None where none comes."""
     deadline, last_bytes = time.monotonic() + timeout_s, -1
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not is_gone():
         time.sleep(1.0)
         for path in trace_files(folder)[:1]:
             is_whole, last_bytes = path.stat().st_size == last_bytes, path.stat().st_size

@@ -216,3 +216,10 @@ def test_what_the_server_version_cannot_run_is_invalid_and_costs_nothing(context
 def test_before_the_first_launch_the_version_is_unknown_and_nothing_is_refused(context: TrialContext) -> None:
     tree = next(member for member in SPACE.configurations() if member.eagle_topk == 2)
     assert run(HeldEngine(StubEngine(version="0.5.17")), plan(tree, SPACE), limited(context)).status == "completed"
+
+
+def test_a_stopped_sweep_launches_nothing_more(held: HeldEngine, context: TrialContext) -> None:
+    context.folder.stop_request.touch()
+    outcome = run(held, plan(CHAIN[2], SPACE), context)
+    assert (outcome.status, outcome.kind) == ("failed", "interrupted")
+    assert held.engine.calls == []  # type: ignore[attr-defined]

@@ -18,14 +18,14 @@ from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.resume import read_observations
 from sweeps.space import Space
-from sweeps.spec import SweepSpec
+from sweeps.spec import ResourceSpec, SweepSpec
 from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import recover
-from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, run_study
+from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
 from sweeps.workload import plan_blocks
-from tests.sweeps.stub_engine import SCRIPT, open_stub, plan, stub_spec
+from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
 
 pytestmark = pytest.mark.ray
 
@@ -121,6 +121,35 @@ def test_a_sweep_prunes_refuses_and_keeps_its_actor(weird_tmp_path: Path) -> Non
     assert blocks.num_rows == sum(int(str(row["num_blocks"])) for row in rows.values())
 
 
+def test_steps_are_switched_in_one_actor_where_no_gpu_is_asked_for(tmp_path: Path) -> None:
+    text = SPEC.replace("[0, 1, 2, 3]", "[1, 2, 3]").replace("[1, 2]", "[1]").replace("[default, ring]", "[default]")
+    _, num_errors, _, folder = sweep(stub_spec("resources: {gpus: 0}\n", text=text), tmp_path)
+    rows = list(trials(folder).values())
+    assert num_errors == 0
+    assert len({row["machine"] for row in rows}) == 1
+    candidates = [row["relaunched"] for row in rows if row["role"] == "candidate"]
+    assert candidates == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "nodes", "wanted"),
+    [
+        (8, 1.0, [(16, 8)], 1.0),  # a second trial finds no GPUs
+        (0, 1.0, [(2, 0)], 2.0),
+        (0, 1.0, [(1, 0)], 1.0),
+        (8, 1.0, [(64, 16)], 33.0),
+        (8, 4.0, [(64, 16), (48, 8)], 33.0),
+        (8, 1.0, [(64, 16), (16, 8)], 16.0),  # as far as the smaller node goes
+        (0, 40.0, [(64, 0), (32, 0)], 40.0),
+        (8, 1.0, [], 1.0),
+    ],
+)
+def test_a_node_has_room_for_one_trial(gpus: int, cpus: float, nodes: list[tuple[float, float]], wanted: float) -> None:
+    listed = [{"Alive": True, "Resources": {"CPU": have, "GPU": float(some)}} for have, some in nodes]
+    dead = {"Alive": False, "Resources": {"CPU": 256.0, "GPU": 16.0}}
+    assert exclusive_cpus(ResourceSpec(gpus=gpus, cpus=cpus), [*listed, dead]) == wanted
+
+
 def test_a_failing_configuration_is_a_row_and_is_not_retried(tmp_path: Path) -> None:
     script = {"launch": ["nccl_no_algorithm"]}
     _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 1}\n"), tmp_path, script=script)
@@ -157,6 +186,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     spec = stub_spec()
     with contextlib.suppress(KeyboardInterrupt):
         sweep(spec, tmp_path, notes=Notes(interrupt_after=4))
+    assert not ResultsFolder(tmp_path).stop_request.exists()
     before = {key: row for key, row in trials(ResultsFolder(tmp_path)).items() if row["status"] == "completed"}
     assert len(before) >= 4
     study, num_errors, notes, folder = sweep(spec, tmp_path)

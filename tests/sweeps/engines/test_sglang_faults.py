@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSp
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from sweeps.workload import Block, plan_blocks
+from tests.sweeps.stub_engine import plan
 
 STUB = Path(__file__).parents[2] / "stub_server.py"
 SPEC = SweepSpec(
@@ -53,7 +55,14 @@ class Faulty:
     def engine(self, fault: str, **deadlines_s: float) -> SGLangEngine:
         limits = replace(SPEC.engine.deadlines_s, **deadlines_s)
         spec = replace(SPEC, engine=replace(SPEC.engine, env={"STUB_FAULT": fault}, deadlines_s=limits))
-        self.engines.append(SGLangEngine(spec, logs=self.folder / "logs", node_folder=self.folder / "node"))
+        self.engines.append(
+            SGLangEngine(
+                spec,
+                logs=self.folder / "logs",
+                node_folder=self.folder / "node",
+                stop_request=ResultsFolder(self.folder).stop_request,
+            )
+        )
         return self.engines[-1]
 
     @property
@@ -123,6 +132,37 @@ def test_a_crash_in_the_middle_of_a_block(faulty: Faulty) -> None:
     assert raised.value.log_tail
     engine.close()
     assert faulty.nothing_is_left()
+
+
+@pytest.mark.parametrize(("fault", "stage"), [("hang_at_init", "nccl_init"), ("dead_verify", "first_request")])
+def test_a_stop_request_ends_the_wait_for_a_server(faulty: Faulty, fault: str, stage: str) -> None:
+    """Deadlines are far away: only the request can end it."""
+    engine = faulty.engine(fault, nccl_init=600, first_request=600)
+    timer = threading.Timer(1.0, ResultsFolder(faulty.folder).stop_request.touch)
+    timer.start()
+    with pytest.raises(EngineError, match="asked to stop") as raised:
+        engine.launch(faulty.configuration)
+    timer.join()
+    assert raised.value.stage == stage
+    assert not raised.value.transient
+    assert faulty.nothing_is_left()
+
+
+def test_a_trial_that_waits_for_its_server_when_the_sweep_is_stopped_was_interrupted(faulty: Faulty) -> None:
+    engine, space = faulty.engine("hang_at_init", nccl_init=600), Space(SPEC)
+    folder = ResultsFolder(faulty.folder)
+    context = TrialContext(sweep_id="s", folder=folder, blocks=(faulty.block,), num_gpus=2, acceptance="measured")
+    measurement = Measurement(HeldEngine(engine), plan(faulty.configuration, space), context)
+    timer = threading.Timer(1.0, folder.stop_request.touch)
+    timer.start()
+    outcome = measurement.advance()
+    timer.join()
+    assert isinstance(outcome, Outcome)
+    assert (outcome.status, outcome.kind, outcome.transient) == ("failed", "interrupted", False)
+    measurement.close_engine()
+    assert faulty.nothing_is_left()
+    (row,) = read_table(folder, "trials").to_pylist()
+    assert (row["status"], row["kind"]) == ("failed", "interrupted")
 
 
 def test_slow_is_not_dead(faulty: Faulty) -> None:
