@@ -249,7 +249,8 @@ def _first_cause(text: str, *, ended: bool) -> _Line | None:
         (
             line
             for line in _lines(text)
-            if re.search(r"^[\w./ -]+: (error: |No module named |.*command not found)", line.text)
+            if not line.stamped  # SGLang logs `...: No module named 'vllm'` about models that nobody serves
+            and re.search(r"^[\w./ -]+: (error: |No module named |.*command not found)", line.text)
         ),
         None,
     )

@@ -204,3 +204,12 @@ def test_the_tail_has_no_progress_bars_and_access_lines() -> None:
     assert "it/s]" not in tail
     assert "GET /" not in tail
     assert "fired up" in tail
+
+
+def test_a_model_that_cannot_be_imported_is_not_why_a_rank_was_killed() -> None:
+    text = (
+        "[2026-11-29 17:53:12] Ignore import error when loading sglang.srt.models.other: No module named 'vllm'\n"
+        "[2026-11-29 17:53:20] Subprocess scheduler_0 crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    )
+
+    assert diagnose(text, returncode=-9, stage="measure").kind == "host_oom"
