@@ -284,7 +284,8 @@ def _effect_cell(factor: Factor) -> str:
     if effect is None:
         return f'<td class="cell"><span class="why">{escape(factor.reason or "")}</span></td>'
     low, high = effect.interval
-    why = f' title="{escape(effect.reason)}"' if effect.reason else ""
+    note = effect.reason or effect.assumption
+    why = f' title="{escape(note)}"' if note else ""
     shade = effect.verdict.replace(" ", "-")
     return (
         f'<td class="cell"{why}><span class="word {shade}">{verdict_words(effect)}</span><br>{percent(effect.effect)}'

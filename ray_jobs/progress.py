@@ -83,7 +83,7 @@ class SweepProgress:
     def totals(self) -> str:
         """One line: trials by status, GPU hours by activity."""
         seen = list(self._study.observations)
-        statuses = Counter(trial.status for trial in seen)
+        statuses = Counter(_status(trial) for trial in seen)
         spent: Counter[str] = Counter()
         for trial in seen:
             spent.update(trial.seconds)
@@ -153,7 +153,7 @@ class SweepProgress:
             table.add_row(
                 seen.trial.trial_id,
                 seen.trial.configuration.label,
-                seen.status,
+                _status(seen),
                 str(len(seen.blocks)),
                 *(_number(value) for value in _row_figures(seen)),
             )
@@ -167,6 +167,10 @@ class SweepProgress:
     def _means(self, seen: Observation) -> str:
         tok_s, verify_ms, _, accept_length = _row_figures(seen)
         return f"{_number(tok_s)} tok/s, verify {_number(verify_ms)} ms, AL {_number(accept_length)}"
+
+
+def _status(seen: Observation) -> str:
+    return "invalid" if seen.refused else seen.status
 
 
 def _row_figures(seen: Observation) -> tuple[float | None, float | None, float | None, float | None]:

@@ -87,11 +87,8 @@ class Observation:
     reason: str | None = None
     kind: str | None = None
     """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
-
-    @property
-    def refused(self) -> bool:
-        """Whether it was ended before it could launch anything, so that it cost nothing."""
-        return self.kind == "invalid_config" and self.relaunched is None
+    refused: bool = False
+    """Failed without a launch (outcome `invalid`): it cost nothing."""
 
     def values(self, metric: Metric) -> tuple[float, ...]:
         """The metric of each block that has one."""
@@ -194,6 +191,7 @@ class Observations:
         self._by_id[trial_id] = replace(
             seen,
             status="failed" if outcome.status == "invalid" else outcome.status,
+            refused=outcome.status == "invalid",
             reason=outcome.reason,
             kind=outcome.kind,
             relaunched=outcome.relaunched,

@@ -75,6 +75,7 @@ def _observation(
         ),
         reason=row["reason"],
         kind=row["kind"],
+        refused=row["status"] == "invalid",
     )
 
 

@@ -9,6 +9,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from sweeps.engines.base import EngineError
 from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
 from sweeps.resume import read_observations
 from sweeps.space import Configuration, Space
@@ -293,6 +294,10 @@ def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}
 
 
+def bad_arguments(count: int) -> dict[str, list[EngineError]]:
+    return {"launch": [EngineError("no such flag", stage="load", kind="invalid_config") for _ in range(count)]}
+
+
 def test_configurations_that_the_version_refuses_take_no_budget_and_stay_known_on_resume(tmp_path: Path) -> None:
     trees_first = SPEC.replace("[0, 1, 2, 3]", "[3, 2, 1, 0]").replace("[1, 2]", "[2, 1]")
     spec = stub_spec("budget: {trials: 5}\n", text=trees_first)
@@ -304,6 +309,11 @@ def test_configurations_that_the_version_refuses_take_no_budget_and_stay_known_o
     assert all(each.refused for each in seen if each.trial.configuration.eagle_topk == 2)
     assert sum(each.status == "completed" for each in seen) == 5
     assert any(each.refused for each in seen)
+    failed = drive(
+        study_of(spec), HeldEngine(StubEngine(failures=bad_arguments(2))), stub_context(spec, tmp_path / "b")
+    )
+    assert sum(trial.role == "candidate" for trial in failed) == 5, "a launch that failed takes budget"
+    assert not any(each.refused for each in read_observations(ResultsFolder(tmp_path / "b"), study.space))
     again = read_observations(ResultsFolder(tmp_path), study.space)
     assert {each.trial.trial_id for each in again if each.refused} == {
         each.trial.trial_id for each in seen if each.refused
