@@ -79,6 +79,8 @@ def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: 
     slope = intercept = 0.0
     if len(steps) > 1:
         slope, intercept = map(float, np.polyfit(steps, np.array(cycles, dtype=float), 1))
+        if slope < 0:  # more steps are never less work: what was run says no more than its mean
+            slope, intercept = 0.0, float(np.mean(np.array(cycles, dtype=float)))
         further = [each for each in range(steps[0], steps[-1] + _DEEPER + 1) if each not in timed]
     needs = []
     for num_steps in sorted([*steps, *further]):

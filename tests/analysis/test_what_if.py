@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from analysis.break_even import accept_length_at
@@ -49,6 +51,12 @@ def test_steps_that_did_not_run_take_their_cycle_from_the_line():
     assert needs[0].break_even.conditional_accuracy is None  # two tokens at most, 2.38 needed
     reached = accept_length_at(needs[-1].target.conditional_accuracy, num_steps=8)
     assert 1000 * reached / needs[-1].cycle_ms == pytest.approx(150.0)
+
+
+def test_more_steps_are_never_estimated_cheaper():
+    slower, faster = (replace(cycle(steps), cycle_ms=cycle_ms) for steps, cycle_ms in ((1, 5.0), (3, 4.6)))
+    needs = step_needs([slower, faster], baseline_tok_s=82.2, target_tok_s=None)
+    assert {need.cycle_ms for need in needs if need.estimated} == {pytest.approx(4.8)}
 
 
 def test_one_step_count_gives_no_line():
