@@ -40,7 +40,23 @@ def _section(record: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
     lines = [f"## {record['benchmark']}", "", _ABOUT.get(record["benchmark"], ""), ""]
     lines += [f"`python -m benchmarks.{record['benchmark']}` on {record['date']}: {where}; {versions}.", ""]
-    return "\n".join([*lines, *_blocks(record["figures"], depth=3)])
+    summary = _search_summary(record["figures"]) if record["benchmark"] == "search_cost" else []
+    return "\n".join([*lines, *summary, *_blocks(record["figures"], depth=3)])
+
+
+def _search_summary(figures: Mapping[str, Any]) -> list[str]:
+    """Median GPU seconds by landscape and policy, both arms; the tables below hold the rest."""
+    lines = []
+    for arm, title in (("switch_in_place", "Steps switched in place"), ("relaunch", "A launch for every step count")):
+        rows = [
+            (name, landscape["configurations"], landscape["lower_bound_s"], landscape["grid_relaunch_s"], *medians)
+            for name, landscape in figures["landscapes"].items()
+            if (medians := [policy["median_s"] for policy in landscape["policies"][arm].values()])
+        ]
+        policies = next(iter(figures["landscapes"].values()))["policies"][arm]
+        head = ("landscape", "configurations", "lower bound", "exhaustive grid, relaunching", *policies)
+        lines += [f"### {title}: median GPU seconds until right", "", *_table(head, rows)]
+    return lines
 
 
 def _blocks(figures: Mapping[str, Any], *, depth: int) -> list[str]:
@@ -51,7 +67,10 @@ def _blocks(figures: Mapping[str, Any], *, depth: int) -> list[str]:
         if not _is_nested(value):
             continue
         lines += [f"{'#' * min(depth, 6)} {name}", ""]
-        if isinstance(value, Mapping):
+        if _is_uniform(value):
+            columns = tuple(next(iter(value.values())))
+            lines += _table(("", *columns), [(row, *(cells[each] for each in columns)) for row, cells in value.items()])
+        elif isinstance(value, Mapping):
             lines += _blocks(value, depth=depth + 1)
         else:
             lines += _table(tuple(value[0]), [tuple(row.values()) for row in value])
@@ -63,6 +82,14 @@ def _is_nested(value: object) -> bool:
         isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
     )
     return isinstance(value, Mapping) or is_rows
+
+
+def _is_uniform(value: object) -> bool:
+    """A mapping of mappings with the same plain figures each: one table."""
+    if not isinstance(value, Mapping) or not value or not all(isinstance(each, Mapping) for each in value.values()):
+        return False
+    shapes = {tuple(each) for each in value.values()}
+    return len(shapes) == 1 and not any(_is_nested(cell) for each in value.values() for cell in each.values())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
