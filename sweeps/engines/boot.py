@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sweeps.engines.base import EngineError, Stage
 from sweeps.engines.guard import ServerProcess
-from sweeps.engines.server_log import diagnose, stage_reached
+from sweeps.engines.server_log import diagnose, stage_reached, startup_timings
 from sweeps.spec import Deadlines
 
 _POLL_S = 0.1
@@ -95,3 +95,11 @@ def _answers(port: int) -> bool:
     finally:
         connection.close()
     return True
+
+
+def boot_seconds(log: str, wall_s: float) -> dict[str, float]:
+    """Seconds of a boot by activity; what the server's own account leaves over is `launch`."""
+    timings = startup_timings(log)
+    weight_load = (timings.weight_load_s if timings else None) or 0.0
+    capture = (timings.capture_s if timings else None) or 0.0
+    return {"launch": max(0.0, wall_s - weight_load - capture), "weight_load": weight_load, "capture": capture}

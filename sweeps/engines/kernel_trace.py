@@ -8,9 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -179,3 +180,18 @@ def _phase_at(at_us: float, spans: Sequence[_Span], openings: Sequence[float]) -
     if number < 0 or at_us >= spans[number].end_us:
         return "other"
     return _PHASES[spans[number].kind]
+
+
+def first_kernel_times(folder: Path, *, timeout_s: float, is_gone: Callable[[], bool]) -> tuple[KernelTime, ...] | None:
+    """Kernel times of the first rank, once its trace is whole; None where none comes."""
+    deadline, last_bytes = time.monotonic() + timeout_s, -1
+    while time.monotonic() < deadline and not is_gone():
+        time.sleep(1.0)
+        for path in trace_files(folder)[:1]:
+            is_whole, last_bytes = path.stat().st_size == last_bytes, path.stat().st_size
+            try:
+                return read_kernel_times(path)
+            except TraceError:
+                if is_whole:
+                    return None
+    return None

@@ -9,21 +9,21 @@ import socket
 import tempfile
 import time
 import urllib.error
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, Kind, LaunchReport, Stage
-from sweeps.engines.boot import Boot, free_port, stopped
+from sweeps.engines.base import BlockRecord, EngineError, KernelTime, Kind, LaunchReport, Stage
+from sweeps.engines.boot import Boot, boot_seconds, free_port, stopped
 from sweeps.engines.guard import ServerProcess, reap_leases
-from sweeps.engines.kernel_trace import TraceError, read_kernel_times, trace_files
+from sweeps.engines.kernel_trace import first_kernel_times
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
-from sweeps.engines.server_log import log_tail, startup_timings
+from sweeps.engines.server_log import log_tail
 from sweeps.engines.sglang_command import (
     ProbeFiles,
     adaptive_settings,
@@ -35,7 +35,7 @@ from sweeps.engines.sglang_command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.engines.sglang_evidence import effective_settings, gather_evidence
+from sweeps.engines.sglang_evidence import effective_settings, explain_switch, gather_evidence
 from sweeps.engines.trial_gpus import TrialGpus
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
@@ -125,7 +125,7 @@ class SGLangEngine:
             if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
                 self._switch_refused = True
                 return self.launch(configuration)
-            return self._report(live, boot_s=_boot_s(live.boot.log(), ready_s - started_s))
+            return self._report(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
         except EngineError as error:
             self._abandon(error)
             raise
@@ -171,7 +171,7 @@ class SGLangEngine:
         ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
         self.generate(block)
         try:
-            return _first_trace(folder, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
+            return first_kernel_times(folder, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             self._ask(live, {"do": "forget"})
@@ -369,7 +369,7 @@ class SGLangEngine:
             self._spec, configuration, live.handshakes, cycles, live.server_info, live.boot.log(), live.folder
         )
         if live.step_candidates:
-            evidence = tuple(_explain_switch(row, live.step_candidates) for row in evidence)
+            evidence = tuple(explain_switch(row, live.step_candidates) for row in evidence)
         return LaunchReport(
             version=first.sglang,
             machine=f"{len(live.ranks)} x {first.device}, {socket.gethostname()}",
@@ -382,20 +382,6 @@ class SGLangEngine:
             evidence=evidence,
             all_reduce=all_reduce,
         )
-
-
-def _explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
-    if row.setting not in ("args.speculative_num_steps", "args.speculative_num_draft_tokens"):
-        return row
-    return replace(row, detail=row.detail or f"in a server with states for {list(candidates)} steps, switched in place")
-
-
-def _boot_s(log: str, wall_s: float) -> dict[str, float]:
-    """Seconds of a boot by activity; what the server's own account leaves over is `launch`."""
-    timings = startup_timings(log)
-    weight_load = (timings.weight_load_s if timings else None) or 0.0
-    capture = (timings.capture_s if timings else None) or 0.0
-    return {"launch": max(0.0, wall_s - weight_load - capture), "weight_load": weight_load, "capture": capture}
 
 
 def _server_info(live: _Live) -> Mapping[str, Any]:
@@ -411,18 +397,3 @@ def _server_info(live: _Live) -> Mapping[str, Any]:
         stage="first_request",
         kind="engine_unavailable",
     )
-
-
-def _first_trace(folder: Path, *, timeout_s: float, is_gone: Callable[[], bool]) -> tuple[KernelTime, ...] | None:
-    """Kernel times of the first rank, once its trace is whole; None where none comes."""
-    deadline, last_bytes = time.monotonic() + timeout_s, -1
-    while time.monotonic() < deadline and not is_gone():
-        time.sleep(1.0)
-        for path in trace_files(folder)[:1]:
-            is_whole, last_bytes = path.stat().st_size == last_bytes, path.stat().st_size
-            try:
-                return read_kernel_times(path)
-            except TraceError:
-                if is_whole:
-                    return None
-    return None

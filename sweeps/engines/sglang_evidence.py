@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,10 @@ def effective_settings(
         settings["step_candidates"] = ",".join(map(str, step_candidates))
     settings["server_log"] = server_log
     return settings
+
+
+def explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
+    """`row`, saying that its value was switched in place among `candidates`."""
+    if row.setting not in ("args.speculative_num_steps", "args.speculative_num_draft_tokens"):
+        return row
+    return replace(row, detail=row.detail or f"in a server with states for {list(candidates)} steps, switched in place")
