@@ -15,6 +15,8 @@ _HEAD = """# Results
 Made by `python -m benchmarks.results_page` from `results/*.json`; change the benchmarks, not this page. Each record
 names its machine and date; figures of different records were taken under different load and are not to be compared.
 """
+_ARGUMENTS = {"probe_overhead_cpu": "probe_overhead SPEC --name probe_overhead_cpu"}
+"""Command of a record that is not named like its module."""
 _ABOUT = {
     "overhead": """What the framework itself costs per trial, beside bare Ray Tune in the same run. Simulated engine, so
 the engine's own seconds are near nothing; targets stand beside.""",
@@ -22,6 +24,9 @@ the engine's own seconds are near nothing; targets stand beside.""",
     "recorded_h200": """Measured on one H200 (SGLang 0.5.17, a shrunk Kimi-K2.5 backbone, random weights), reduced here
 from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In the pinned sweep the
 server simulates acceptance: its cycle times are measured, its rates are not.""",
+    "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two CPU
+cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter and the
+core with the model itself; on a GPU it was not measured yet.""",
     "search_cost": """GPU seconds until the incumbent is, and stays, within 1 % of the best configuration, by policy and
 landscape. Virtual clock, simulated numbers.""",
 }
@@ -39,7 +44,8 @@ def _section(record: Mapping[str, Any]) -> str:
     where = ", ".join(f"{name} {value}" for name, value in machine.items() if value is not None)
     versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
     lines = [f"## {record['benchmark']}", "", _ABOUT.get(record["benchmark"], ""), ""]
-    lines += [f"`python -m benchmarks.{record['benchmark']}` on {record['date']}: {where}; {versions}.", ""]
+    command = _ARGUMENTS.get(record["benchmark"], record["benchmark"])
+    lines += [f"`python -m benchmarks.{command}` on {record['date']}: {where}; {versions}.", ""]
     summary = _search_summary(record["figures"]) if record["benchmark"] == "search_cost" else []
     return "\n".join([*lines, *summary, *_blocks(record["figures"], depth=3)])
 
@@ -100,6 +106,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 def _text(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list) and all(isinstance(each, float) for each in value):
+        return " to ".join(map(_text, value))
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return str(value).replace("|", "/")
