@@ -24,9 +24,9 @@ the engine's own seconds are near nothing; targets stand beside.""",
     "recorded_h200": """Measured on one H200 (SGLang 0.5.17, a shrunk Kimi-K2.5 backbone, random weights), reduced here
 from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In the pinned sweep the
 server simulates acceptance: its cycle times are measured, its rates are not.""",
-    "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two CPU
-cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter and the
-core with the model itself; on a GPU it was not measured yet.""",
+    "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
+CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
+and the core with the model itself; on a GPU it was not measured yet.""",
     "search_cost": """GPU seconds until the incumbent is, and stays, within 1 % of the best configuration, by policy and
 landscape. Virtual clock, simulated numbers.""",
 }
