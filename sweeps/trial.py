@@ -233,15 +233,8 @@ class Measurement:
         )
 
     def _end(self, outcome: Outcome) -> Outcome:
-        self._outcome = Outcome(
-            status=outcome.status,
-            reason=outcome.reason,
-            stage=outcome.stage,
-            kind=outcome.kind,
-            transient=outcome.transient,
-            relaunched=self._relaunched,
-            seconds=self._ledger.seconds,
-            kernels=self._kernels,
+        self._outcome = replace(
+            outcome, relaunched=self._relaunched, seconds=self._ledger.seconds, kernels=self._kernels
         )
         self._rows.trial.update(status=outcome.status, reason=outcome.reason, stage=outcome.stage, kind=outcome.kind)
         self._stamp()
