@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import yaml
 
 from benchmarks.record import record
 from sweeps.engines import lease
+from sweeps.engines.boot import free_port
 from sweeps.tables import ResultsFolder, read_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -181,7 +183,7 @@ class _Sweep:
             return subprocess.Popen(
                 command + (["--resume"] if resume else []),
                 cwd=ROOT,
-                env={**os.environ, "RAY_ADDRESS": self.address},
+                env={**_environment(self.folder), "RAY_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -217,23 +219,37 @@ def _kill_a_guard(folder: Path) -> int | None:
 @contextmanager
 def _cluster(folder: Path) -> Iterator[str]:
     """A Ray node of this benchmark's own, whose servers keep their leases in `folder`. Outlives the drivers."""
-    os.environ.update(TMPDIR=str(folder / "tmp"), RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
     (folder / "tmp").mkdir(exist_ok=True)
-    from ray.cluster_utils import Cluster
+    port = free_port()
+    words = [
+        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=3",
+        f"--num-gpus={NUM_GPUS}", f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=100000000",
+    ]  # fmt: skip
+    with (folder / "head.log").open("wb") as log, tempfile.TemporaryDirectory(prefix="chaos") as short_folder:
+        words.append(f"--temp-dir={short_folder}")  # Ray's sockets do not fit below long paths
+        head = subprocess.Popen(words, env=_environment(folder), stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_for_port(port, head)
+            yield f"127.0.0.1:{port}"
+        finally:
+            head.terminate()
+            head.wait(timeout=60)
 
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 3,
-            "num_gpus": NUM_GPUS,
-            "include_dashboard": False,
-            "object_store_memory": 100 << 20,
-        },
-    )
-    try:
-        yield cluster.address
-    finally:
-        cluster.shutdown()
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Of the Ray node and the drivers: their servers keep leases below `folder`, away from others of this machine."""
+    settings = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**os.environ, **settings, "TMPDIR": str(folder / "tmp")}
+
+
+def _wait_for_port(port: int, head: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and head.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"the Ray head did not listen on port {port} within {timeout_s:.0f} s")
 
 
 def _num_trials(results: ResultsFolder) -> int:
