@@ -223,7 +223,8 @@ def _cluster(folder: Path) -> Iterator[str]:
     port = free_port()
     words = [
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=3",
-        f"--num-gpus={NUM_GPUS}", f"--port={port}", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=100000000",
+        f"--num-gpus={NUM_GPUS}", f"--port={port}", "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false", "--object-store-memory=100000000",
     ]  # fmt: skip
     with (folder / "head.log").open("wb") as log, tempfile.TemporaryDirectory(prefix="chaos") as short_folder:
         words.append(f"--temp-dir={short_folder}")  # Ray's sockets do not fit below long paths
