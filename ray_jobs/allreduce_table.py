@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_jobs.allreduce_evidence import collect
+from ray_jobs.allreduce_evidence import SetEvidence, collect
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
 from sweeps.nccl import SGLANG_DEFAULTS
@@ -34,6 +35,8 @@ SCHEMA_VERSION = 1
 TOKEN_BYTES = 14336
 """Hidden size 7168 in bf16: one token of Kimi-K2.5 and DeepSeek-V3."""
 TOKENS = (1, 2, 3, 4, 6, 8, 16)
+EVIDENCE_AT_ONCE = 4
+"""Sets whose NCCL log is taken side by side: nothing is timed then."""
 SERVER_DEFAULTS: Mapping[str, str] = {**SGLANG_DEFAULTS, "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
 """What the server sets by itself before its ranks start (`entrypoints/engine.py` of SGLang 0.5.23)."""
 BUILTIN_SETS: Mapping[str, Mapping[str, str]] = {
@@ -158,6 +161,7 @@ def measure(
     inherited = {name: value for name, value in env.items() if not name.startswith("NCCL_")}
     common = {**inherited, "OMP_NUM_THREADS": "1", **SERVER_DEFAULTS, **(fixed or {})}
     rows: list[dict[str, Any]] = []
+    asked: dict[str, Mapping[str, str]] = {}
     machine: dict[str, Any] = {}
     wedged: str | None = None
     again = {DEFAULT_AGAIN: sets[DEFAULT_SET]} if DEFAULT_SET in sets and len(sets) > 1 else {}
@@ -169,20 +173,28 @@ def measure(
         found = _rows(name, variables, plan, report)
         if report.survivors:
             wedged = f"ranks of set {name} survived SIGKILL (pids {', '.join(map(str, report.survivors))})"
-        if evidence and name != DEFAULT_AGAIN and report.outcome not in ("hang", "refused"):
-            place = _file_name(name)
-            seen = collect(
-                plan,
-                {**common, **variables},
-                variables,
-                scratch=folder / "logs" / place / "evidence",
-                kept=folder / "nccl" / place,
-            )
-            found = [{**row, **seen.columns(row.get("bytes"))} for row in found] if seen else found
         rows += found
+        if evidence and name != DEFAULT_AGAIN and report.outcome not in ("hang", "refused"):
+            asked[name] = variables
+    seen = _evidence(asked, plan, common, folder)
+    rows = [{**row, **seen[row["set"]].columns(row.get("bytes"))} if row["set"] in seen else row for row in rows]
     removed = tuple(sorted(set(env) - set(inherited)))
     described = {name: machine.get(name) for name in ("gpu_name", "nccl_version", "torch_version")}
     return AllReduceTable(rows=tuple({**row, **described} for row in rows), machine=machine, removed=removed)
+
+
+def _evidence(
+    sets: Mapping[str, Mapping[str, str]], plan: RankPlan, common: Mapping[str, str], folder: Path
+) -> dict[str, SetEvidence]:
+    """Untimed, so several sets at once, after everything that is timed."""
+
+    def one(name: str) -> SetEvidence | None:
+        place = _file_name(name)
+        scratch, kept = folder / "logs" / place / "evidence", folder / "nccl" / place
+        return collect(plan, {**common, **sets[name]}, sets[name], scratch=scratch, kept=kept)
+
+    with ThreadPoolExecutor(max_workers=EVIDENCE_AT_ONCE) as pool:
+        return {name: seen for name, seen in zip(sets, pool.map(one, sets), strict=True) if seen is not None}
 
 
 def _refused(environment: Mapping[str, str], wedged: str | None) -> RankReport | None:

@@ -99,16 +99,19 @@ class Space:
 
     @cached_property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """In a fixed order; `num_draft_tokens` and `drafter` only where the spec has values for them."""
+        """In a fixed order, NCCL last so that a grid's neighbours differ in it alone.
+
+        `num_draft_tokens` and `drafter` only where the spec has values for them.
+        """
         search = self.spec.search
         named: list[tuple[str, tuple[Scalar, ...]]] = [
             ("num_steps", search.num_steps),
             ("eagle_topk", search.eagle_topk),
             ("num_draft_tokens", search.num_draft_tokens),
             ("drafter", search.drafter or tuple(self.spec.drafters)[:1]),
-            ("nccl", search.nccl),
             *((f"args.{name}", values) for name, values in search.args.items()),
             *((f"env.{name}", values) for name, values in search.env.items()),
+            ("nccl", search.nccl),
         ]
         return tuple(Dimension(name=name, choices=choices) for name, choices in named if choices)
 

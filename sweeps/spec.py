@@ -25,6 +25,7 @@ from sweeps.spec_document import read_document, refuse, validation_problems
 Scalar = bool | int | float | str
 EngineKind = Literal["simulated", "sglang", "replay"]
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
+Traced = Literal["every_trial", "every_launch", "controls", "never"]
 
 DEFAULT_NCCL_SET = "default"
 """Name of the empty NCCL set, which every spec has."""
@@ -131,6 +132,8 @@ class WorkloadSpec:
     blocks: AtLeastOne = 12
     temperature: NotNegative = 0.0
     ignore_eos: bool = True
+    trace: Traced = "every_trial"
+    """After which trials a block runs once more under the server's profiler (seconds each, never a measured block)."""
     seed: Count = 0
 
 

@@ -16,7 +16,7 @@ from sweeps.limits import check_limits
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
-from sweeps.spec import ChecksSpec, EngineSpec
+from sweeps.spec import ChecksSpec, EngineSpec, Traced
 from sweeps.summary import BlockSummary, summarise
 from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
@@ -36,6 +36,7 @@ class TrialContext:
     acceptance: str
     """`measured` or `pinned`, as in the spec."""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
+    traced: Traced = "every_trial"
     server: EngineSpec | None = None
     """Of a real server: what the version of its first launch cannot run is then refused without a launch."""
     node: str | None = None
@@ -216,6 +217,14 @@ class Measurement:
             refuse_wrong_output(outputs_of(self._rows.requests), control_outputs(self._context.folder))
 
     def _trace(self, block: Block) -> None:
+        wanted = {
+            "every_trial": True,
+            "every_launch": self._relaunched or self._trial.role == "control",
+            "controls": self._trial.role == "control",
+            "never": False,
+        }
+        if not wanted[self._context.traced]:
+            return
         self._kernels = self._held.engine.trace(block) or ()
         self._ledger.charge("trace")
         self._rows.kernels = [{**self._rows.keys, **asdict(kernel)} for kernel in self._kernels]

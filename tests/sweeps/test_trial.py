@@ -9,7 +9,7 @@ from sweeps.engines.base import EngineError, Evidence
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.rows import last_end_s, record_decision
 from sweeps.space import Space
-from sweeps.spec import EngineSpec
+from sweeps.spec import EngineSpec, Traced
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, TrialContext
@@ -57,6 +57,27 @@ def test_a_trial_leaves_rows_in_every_table(held: HeldEngine, context: TrialCont
     assert dict(trial["requested"])["num_steps"] == "2"  # type: ignore[call-overload]
     assert trial["relaunched"] is True
     assert trial["num_draft_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("traced", "expected"),
+    [
+        ("every_trial", ["k0000", "t0000", "t0001"]),
+        ("every_launch", ["k0000", "t0000"]),
+        ("controls", ["k0000"]),
+        ("never", []),
+    ],
+)
+def test_traces_are_taken_where_the_spec_wants_them(
+    held: HeldEngine, context: TrialContext, traced: Traced, expected: list[str]
+) -> None:
+    context = replace(context, traced=traced)
+    control = next(member for member in SPACE.configurations() if not member.speculates)
+    run(held, replace(plan(control, SPACE, "k0000"), role="control"), context)
+    run(held, plan(CHAIN[1], SPACE, "t0000"), context)
+    run(held, plan(CHAIN[2], SPACE, "t0001"), context)
+    traces = read_table(context.folder, "kernels")["trial_id"].to_pylist()
+    assert sorted(set(traces)) == expected
 
 
 def test_the_seconds_of_a_row_are_its_whole_time(held: HeldEngine, context: TrialContext) -> None:
