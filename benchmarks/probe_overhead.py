@@ -1,9 +1,12 @@
-"""What the cycle probe costs: `python -m benchmarks.probe_overhead SPEC [--requests N] [--name NAME]`.
+"""What the cycle probe costs, and whether it is right: `python -m benchmarks.probe_overhead SPEC [--requests N]`.
 
 One server, the spec's first speculative configuration. Requests come in fours, probe on, off, off, on, each four with
 one prompt, so that a slow drift of the server falls on both alike. The figure is the ratio of decode throughput, on to
-off, with a 95 % t interval over the fours (logarithms). Beside it: how far the recorded cycles add up to the client's
-wall time (with overlap scheduling, a request's last cycle comes after its last token).
+off, with a 95 % t interval over the fours (logarithms).
+
+Whether it is right is asked twice. Recorded cycles, summed over a request, against the client's clock from first to
+last token, and against the host's clock between the starts of the same cycles. And phase by phase against the spans of
+the server's own profiler over the same cycles: the profiler slows the host, so only what both saw is compared.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ import argparse
 import itertools
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from scipy import stats
 
 from benchmarks.record import record
+from sweeps.engines.kernel_trace import TracedCycle, TraceError, read_cycles, read_when_whole, trace_files
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, read_spec
@@ -29,6 +35,9 @@ ORDER = (True, False, False, True)
 """Probe on or off within one four."""
 WARMUP_FOURS = 3
 SUM_BLOCKS = 10
+TRACED_CYCLES = 64
+SETTLING_CYCLES = 4
+PARTS = ("draft_ms", "verify_ms", "extend_ms", "gap_ms")
 
 
 def main() -> None:
@@ -38,7 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = SGLangEngine(spec, logs=Path(folder))
         try:
-            figures = _measure(engine, spec, num_fours=math.ceil(arguments.requests / 2))
+            traces = arguments.traces or Path(folder) / "traces"
+            figures = _measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces)
         finally:
             engine.close()
     print(record(arguments.name, figures))
@@ -46,7 +56,7 @@ def main() -> None:
         print(f"{name}: {value}")
 
 
-def _measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int) -> dict[str, object]:
+def _measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> dict[str, object]:
     configuration = _configuration(spec)
     report = engine.launch(configuration)
     blocks = _single_requests(spec)
@@ -62,6 +72,7 @@ def _measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int) -> dict[s
         "output_tokens": spec.workload.output_tokens,
         **_ratio(np.array(fours)),
         **_sums(engine, blocks[:SUM_BLOCKS]),
+        "against_profiler": _against_profiler(engine, blocks[0], traces),
     }
 
 
@@ -98,15 +109,76 @@ def _ratio(fours: np.ndarray) -> dict[str, object]:
 
 
 def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
-    """Cycles as recorded against wall time as the client saw it, from the first to the last token."""
-    cycle_s, wall_s, means = 0.0, 0.0, []
+    """Cycles as recorded against two other clocks; phases and gap make up a cycle by construction."""
+    of_client, of_starts, of_phases, means = [], [], [], []
     for block in blocks:
         result = engine.run_block(block)
-        own = result.cycles.filter(pc.equal(result.cycles["rank"], 0))
-        cycle_s += pc.sum(own["cycle_ms"]).as_py() / 1000.0
-        wall_s += result.decode_s
-        means.append(pc.mean(own["cycle_ms"]).as_py())
-    return {"cycle_mean_ms": float(np.mean(means)), "cycles_to_wall": cycle_s / wall_s}
+        cycles = _first_rank(result.cycles)
+        whole = cycles["cycle_ms"]
+        # with overlap scheduling a request's last cycle comes after its last token
+        needed = int(np.searchsorted(np.cumsum(cycles["tokens"]), result.decode_tokens)) + 1
+        of_client.append(whole[:needed].sum() / 1000.0 / result.decode_s)
+        of_starts.append(whole[:-1].sum() / np.ptp(cycles["started_ms"]))
+        of_phases.append(sum(cycles[name].sum() for name in PARTS) / whole.sum())
+        means.append(whole.mean())
+    return {
+        "cycle_mean_ms": float(np.mean(means)),
+        "phases_and_gap_to_cycles": float(np.mean(of_phases)),
+        "cycles_to_client_wall": float(np.mean(of_client)),
+        "cycles_to_host_starts": float(np.mean(of_starts)),
+    }
+
+
+def _first_rank(cycles: pa.Table) -> dict[str, np.ndarray]:
+    """Column -> values of rank 0, in order; tokens not told are 0."""
+    own = cycles.filter(pc.equal(cycles["rank"], 0))
+    names = (*PARTS, "verify_forward_ms", "cycle_ms", "started_ms")
+    columns = {name: own[name].to_numpy().astype(float) for name in names}
+    return {**columns, "tokens": pc.fill_null(own["tokens"], 0).to_numpy()}
+
+
+def _against_profiler(engine: SGLangEngine, block: Block, folder: Path) -> dict[str, object]:
+    """Phase means of probe and profiler over the cycles that both saw; a reason where the trace has none."""
+    block = replace(block, output_tokens=TRACED_CYCLES + 16)
+    cycles = _first_rank(engine.profile(block, folder, num_steps=TRACED_CYCLES))
+    traced = read_when_whole(folder, read_cycles, timeout_s=120.0, is_gone=lambda: False)
+    if traced is None:
+        return {"reason": _why_unread(folder)}
+    return compare_phases(cycles, traced)
+
+
+def _why_unread(folder: Path) -> str:
+    found = trace_files(folder)
+    if not found:
+        return "the profiler left no trace"
+    try:
+        return f"read too late, {len(read_cycles(found[0]))} cycles"
+    except TraceError as error:
+        return str(error)
+
+
+def compare_phases(cycles: Mapping[str, np.ndarray], traced: Sequence[TracedCycle]) -> dict[str, object]:
+    """Mean milliseconds of each phase by probe and profiler, and the difference in percent of the profiler's.
+
+    The window opens before the request, so its n-th cycle is the probe's n-th; the first ones still feel it open.
+    `verify` has no span of its own: it is what lies between draft and draft-extend.
+    """
+    used = slice(SETTLING_CYCLES, len(traced) - 1)
+    spans = np.array([(each.draft, each.forward, each.extend) for each in traced])
+    starts, ends = spans[..., 0], spans[..., 1]
+    by_profiler = {
+        "draft_ms": ends[:, 0] - starts[:, 0],
+        "verify_ms": starts[:, 2] - ends[:, 0],
+        "verify_forward_ms": ends[:, 1] - starts[:, 1],
+        "extend_ms": ends[:, 2] - starts[:, 2],
+        "cycle_ms": np.diff(starts[:, 0]),
+    }
+    phases: dict[str, object] = {}
+    for name, values in by_profiler.items():
+        probe, profiler = float(cycles[name][used].mean()), float(values[used].mean())
+        difference = 100.0 * (probe - profiler) / profiler
+        phases[name] = {"probe": probe, "profiler": profiler, "difference_percent": difference}
+    return {"cycles": len(range(*used.indices(len(traced)))), "phases": phases}
 
 
 def _arguments() -> argparse.Namespace:
@@ -114,6 +186,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("spec", type=Path, metavar="SPEC")
     parser.add_argument("--requests", type=int, default=200, help="requests with the probe on, and as many with it off")
     parser.add_argument("--name", default="probe_overhead", help="name of the record")
+    parser.add_argument("--traces", type=lambda text: Path(text).absolute(), help="keep the profiler's traces there")
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ The share of communication in verify bounds what any NCCL setting can win, befor
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import time
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from sweeps.engines.base import KernelTime
 
@@ -54,6 +55,7 @@ _PHASES: Mapping[str, Phase | None] = {
 }
 _KERNEL_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NAME_CHARACTERS = 120
+_Read = TypeVar("_Read")
 
 
 class TraceError(ValueError):
@@ -65,6 +67,16 @@ class _Span:
     start_us: float
     end_us: float
     kind: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracedCycle:
+    """One draft -> verify -> draft-extend round by the profiler's spans: start and end of each, ms of its clock."""
+
+    draft: tuple[float, float]
+    forward: tuple[float, float]
+    """The target's forward inside verify; verify itself has no span."""
+    extend: tuple[float, float]
 
 
 def trace_files(folder: Path) -> tuple[Path, ...]:
@@ -114,6 +126,38 @@ def read_kernel_times(path: Path) -> tuple[KernelTime, ...]:
     return tuple(sorted(rows, key=lambda row: (row.phase, -row.us_per_cycle, row.kernel)))
 
 
+def read_cycles(path: Path) -> tuple[TracedCycle, ...]:
+    """The cycles after the first prefill in order, by the spans of the GPU, or of the host where no GPU was traced.
+
+    On a GPU a span reaches from its first kernel's start to its last kernel's end. Raises TraceError, also where the
+    trace does not begin before a prefill: which cycles it holds is then not known.
+    """
+    events = _events(path)
+    spans = _joined(_outermost(events) or _outermost(events, category="user_annotation"))
+    first = next((number for number, span in enumerate(spans) if span.kind in ("prefill", "verify")), None)
+    if first is None or spans[first].kind != "prefill":
+        raise TraceError(f"{path}: wanted a prefill before the first cycle, got {[span.kind for span in spans[:3]]}")
+    cycles = [
+        TracedCycle(draft=_milliseconds(draft), forward=_milliseconds(forward), extend=_milliseconds(extend))
+        for draft, forward, extend in zip(spans[first:], spans[first + 1 :], spans[first + 2 :], strict=False)
+        if (draft.kind, forward.kind, extend.kind) == ("draft", "verify", "draft_extend")
+    ]
+    num_ended = sum(span.kind == "draft_extend" for span in spans)
+    if not cycles or len(cycles) != num_ended:
+        raise TraceError(f"{path}: {num_ended} draft-extends, {len(cycles)} of them at the end of a whole cycle")
+    return tuple(cycles)
+
+
+def _joined(spans: Iterable[_Span]) -> list[_Span]:
+    """One span for what follows itself: a phase that ran on two streams, one after the other."""
+    groups = [list(group) for _, group in itertools.groupby(spans, key=lambda span: span.kind)]
+    return [replace(group[0], end_us=max(span.end_us for span in group)) for group in groups]
+
+
+def _milliseconds(span: _Span) -> tuple[float, float]:
+    return span.start_us / 1000.0, span.end_us / 1000.0
+
+
 def communication_share(rows: Iterable[KernelTime], *, phase: Phase = "verify") -> float | None:
     """Kernel time of communication over all kernel time of the phase; None where the phase has no kernels."""
     of_phase = [row for row in rows if row.phase == phase]
@@ -145,9 +189,9 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", events)
 
 
-def _outermost(events: Sequence[Mapping[str, Any]]) -> list[_Span]:
-    """The phase spans of the GPU timeline in order, none inside or over another (streams may overlap)."""
-    named = [(event, _span_kind(event["name"])) for event in events if event.get("cat") == "gpu_user_annotation"]
+def _outermost(events: Sequence[Mapping[str, Any]], *, category: str = "gpu_user_annotation") -> list[_Span]:
+    """The phase spans of one timeline in order, none inside or over another (streams may overlap)."""
+    named = [(event, _span_kind(event["name"])) for event in events if event.get("cat") == category]
     found = [
         _Span(float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)), kind)
         for event, kind in named
@@ -182,15 +226,17 @@ def _phase_at(at_us: float, spans: Sequence[_Span], openings: Sequence[float]) -
     return _PHASES[spans[number].kind]
 
 
-def first_kernel_times(folder: Path, *, timeout_s: float, is_gone: Callable[[], bool]) -> tuple[KernelTime, ...] | None:
-    """Kernel times of the first rank, once its trace is whole; None where none comes."""
+def read_when_whole(
+    folder: Path, read: Callable[[Path], _Read], *, timeout_s: float, is_gone: Callable[[], bool]
+) -> _Read | None:
+    """What `read` makes of the first rank's trace, once that is whole; None where none comes."""
     deadline, last_bytes = time.monotonic() + timeout_s, -1
     while time.monotonic() < deadline and not is_gone():
         time.sleep(1.0)
         for path in trace_files(folder)[:1]:
             is_whole, last_bytes = path.stat().st_size == last_bytes, path.stat().st_size
             try:
-                return read_kernel_times(path)
+                return read(path)
             except TraceError:
                 if is_whole:
                     return None

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, Kind, LaunchReport, Stage
 from sweeps.engines.boot import Boot, boot_seconds, free_port, stopped
 from sweeps.engines.guard import ServerProcess, reap_leases
-from sweeps.engines.kernel_trace import first_kernel_times
+from sweeps.engines.kernel_trace import read_kernel_times, read_when_whole
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
 from sweeps.engines.server_log import log_tail
@@ -146,12 +146,26 @@ class SGLangEngine:
 
     def run_block(self, block: Block) -> BlockRecord:
         live = self._require_live()
+        return self._record(live, block, num_steps=live.configuration.num_steps)
+
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        live = self._require_live()
+        if 0 not in live.step_candidates:
+            return None
+        self._ask(live, {"do": "pin", "num_steps": 0})
+        _flush(live)
+        record = self._record(live, block, num_steps=0)
+        self._ask(live, {"do": "pin", "num_steps": live.configuration.num_steps})
+        _flush(live)
+        return record
+
+    def _record(self, live: _Live, block: Block, *, num_steps: int) -> BlockRecord:
         self._ask(live, {"do": "forget"})
         assert self._gpus is not None
         with self._gpus.window() as readings:
             load = self._generate(live, block, "measure", self._spec.engine.deadlines_s.block)
         cycles = self._take(live)
-        self._check_cycles(live, cycles, "measure")
+        self._check_cycles(live, cycles, "measure", num_steps=num_steps)
         return BlockRecord(
             started_s=load.started_s,
             wall_s=load.ended_s - load.started_s,
@@ -167,14 +181,31 @@ class SGLangEngine:
         if live.handshakes[0].timer_kind != "cuda_event":
             return None
         folder = live.folder / "trace"
-        settings = {"output_dir": str(folder), "num_steps": _TRACE_STEPS, "activities": ["CPU", "GPU"]}
-        ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
-        self.generate(block)
+        self.profile(block, folder, num_steps=_TRACE_STEPS)
         try:
-            return first_kernel_times(folder, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
+            return read_when_whole(
+                folder, read_kernel_times, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live)
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            self._ask(live, {"do": "forget"})
+
+    def profile(self, block: Block, folder: Path, *, num_steps: int) -> pa.Table:
+        """Run one block with the server's profiler on for its first forward steps; the cycles that the probe saw.
+
+        The traces appear in `folder` some seconds later. Without Python stacks, which would slow the host most.
+        """
+        live = self._require_live()
+        on_gpu = live.handshakes[0].timer_kind == "cuda_event"
+        settings = {
+            "output_dir": str(folder),
+            "num_steps": num_steps,
+            "activities": ["CPU", "GPU"] if on_gpu else ["CPU"],
+            "with_stack": False,
+        }
+        self._ask(live, {"do": "forget"})
+        ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
+        self.generate(block)
+        return self._take(live)
 
     def record_cycles(self, *, on: bool) -> None:
         """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
@@ -341,17 +372,16 @@ class SGLangEngine:
             f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(live.boot.log())
         )
 
-    def _check_cycles(self, live: _Live, cycles: pa.Table, stage: Stage) -> None:
+    def _check_cycles(self, live: _Live, cycles: pa.Table, stage: Stage, *, num_steps: int) -> None:
         """Raises EngineError where a rank saw no cycle, or a cycle ran in another state than asked for."""
-        configuration = live.configuration
         for rank in live.ranks:
             own = cycles.filter(pc.equal(cycles["rank"], rank))
             if not own.num_rows:
                 raise EngineError(f"cycle probe: rank {rank} saw no cycle", stage=stage, kind="no_handshake")
             states = set(own["num_steps"].to_pylist())
-            if states != {configuration.num_steps}:
+            if states != {num_steps}:
                 raise EngineError(
-                    f"num_steps: wanted {configuration.num_steps} in every cycle, rank {rank} ran {sorted(states)}",
+                    f"num_steps: wanted {num_steps} in every cycle, rank {rank} ran {sorted(states)}",
                     stage=stage,
                     kind="not_effective",
                 )
@@ -359,9 +389,8 @@ class SGLangEngine:
     def _report(self, live: _Live, *, boot_s: Mapping[str, float]) -> LaunchReport:
         configuration = live.configuration
         cycles = self._take(live)
-        self._check_cycles(live, cycles, "first_request")
-        # every trial begins with an empty prefix cache, whatever its server has answered before
-        ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
+        self._check_cycles(live, cycles, "first_request", num_steps=configuration.num_steps)
+        _flush(live)
         if live.server_info is None:
             live.server_info = _server_info(live)
         first = live.handshakes[0]
@@ -382,6 +411,11 @@ class SGLangEngine:
             evidence=evidence,
             all_reduce=all_reduce,
         )
+
+
+def _flush(live: _Live) -> None:
+    """Empty the prefix cache: every trial and every anchor begins so, whatever its server has answered before."""
+    ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
 
 
 def _server_info(live: _Live) -> Mapping[str, Any]:

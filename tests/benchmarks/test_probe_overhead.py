@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.probe_overhead import SETTLING_CYCLES, compare_phases
+from sweeps.engines.kernel_trace import read_cycles
+from sweeps.spec import read_spec
+
+ROOT = Path(__file__).parents[2]
+TRACED = read_cycles(ROOT / "tests" / "assets" / "host_trace" / "cpu-TP-0.trace.json")
+
+
+def as_probe(factor: float, *, before: int = 0) -> dict[str, np.ndarray]:
+    """What a probe says that sees `factor` times the profiler's times; `before` is what it says of the first cycles."""
+    starts = np.array([cycle.draft[0] for cycle in TRACED])
+    columns = {
+        "draft_ms": [cycle.draft[1] - cycle.draft[0] for cycle in TRACED],
+        "verify_ms": [cycle.extend[0] - cycle.draft[1] for cycle in TRACED],
+        "verify_forward_ms": [cycle.forward[1] - cycle.forward[0] for cycle in TRACED],
+        "extend_ms": [cycle.extend[1] - cycle.extend[0] for cycle in TRACED],
+        "cycle_ms": [*np.diff(starts), 99.0],
+    }
+    seen = {name: factor * np.array(values) for name, values in columns.items()}
+    for values in seen.values():
+        values[:before] = 1e9
+    return {name: np.append(values, [1e9, 1e9]) for name, values in seen.items()}
+
+
+def test_a_probe_that_agrees_and_one_that_is_three_percent_long() -> None:
+    for factor, percent in ((1.0, 0.0), (1.03, 3.0)):
+        phases = compare_phases(as_probe(factor), TRACED)["phases"]
+        assert isinstance(phases, dict)
+        assert [row["difference_percent"] for row in phases.values()] == pytest.approx([percent] * 5, abs=1e-9)
+
+
+def test_only_cycles_that_both_saw_count() -> None:
+    compared = compare_phases(as_probe(1.0, before=SETTLING_CYCLES), TRACED)
+    assert compared["cycles"] == len(TRACED) - SETTLING_CYCLES - 1
+    assert compared == compare_phases(as_probe(1.0), TRACED)
+
+
+@pytest.mark.parametrize("name", ["probe_cpu", "probe_h200"])
+def test_the_specs_measure_one_speculative_configuration(name: str) -> None:
+    spec = read_spec(ROOT / "benchmarks" / "specs" / f"{name}.yaml")
+    assert "SGLANG_SIMULATE_ACC_LEN" not in spec.engine.env
+    assert spec.search.num_steps == (3,)
