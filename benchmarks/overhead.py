@@ -88,6 +88,9 @@ class TimedEngine:
         self._note("block", began_s)
         return result
 
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        return self._engine.run_anchor(block)
+
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
         began_s = time.time()
         result = self._engine.trace(block)

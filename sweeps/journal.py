@@ -30,6 +30,7 @@ class TrialRows:
 
     trial: Row
     blocks: list[Row] = field(default_factory=list)
+    anchors: list[Row] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)
     cycles: list[pa.Table] = field(default_factory=list)
     """One table of CYCLE_COLUMNS per row of `blocks`."""
@@ -46,6 +47,7 @@ class TrialRows:
         trial_id, attempt = self.trial["trial_id"], self.trial["attempt"]
         tables = {
             "blocks": self.blocks,
+            "anchors": self.anchors,
             "requests": self.requests,
             "cycles": self._cycles(),
             "evidence": self.evidence,
@@ -77,7 +79,7 @@ class Journal:
         self._path = path
 
     def append(self, record: str, *, cycles: pa.Table | None = None, **content: object) -> None:
-        """Append one record (`trial`, `evidence`, `block`, `kernels`, `events`) with its rows."""
+        """Append one record (`trial`, `evidence`, `block`, `anchors`, `kernels`, `events`) with its rows."""
         line: dict[str, object] = {"record": record, **content}
         if cycles is not None:
             line["cycles"] = _encode(cycles)
@@ -127,7 +129,7 @@ def _replay(rows: TrialRows | None, record: Mapping[str, Any]) -> TrialRows | No
         rows.blocks.append(record["block"])
         rows.requests.extend(record["requests"])
         rows.cycles.append(_decode(record["cycles"]))
-    for table in ("evidence", "kernels", "events"):
+    for table in ("anchors", "evidence", "kernels", "events"):
         getattr(rows, table).extend(record.get(table, ()))
     return rows
 

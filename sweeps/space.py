@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -62,6 +62,15 @@ class Configuration:
         return self.num_steps > 0
 
     @property
+    def is_chain(self) -> bool:
+        """Drafts one token after another (top-k 1): its step count can be switched in a live server."""
+        return self.speculates and self.eagle_topk == 1
+
+    def target_alone(self) -> Configuration:
+        """The same settings without speculation."""
+        return replace(self, num_steps=0, eagle_topk=None, num_draft_tokens=None, drafter=None)
+
+    @property
     def configuration_id(self) -> str:
         """`c` and ten hex digits, the same in every sweep that holds this configuration."""
         return "c" + _digest(
@@ -84,7 +93,7 @@ class Configuration:
 
         With `switch_in_place`, step counts at top-k 1 share a key; no speculation is always a launch of its own.
         """
-        free = switch_in_place and self.speculates and self.eagle_topk == 1
+        free = switch_in_place and self.is_chain
         steps = None if free else (self.num_steps, self.num_draft_tokens)
         return "l" + _digest(
             (self.speculates, steps, self.eagle_topk, self.drafter, self.nccl_env, self.args, self.env)
@@ -177,8 +186,13 @@ class Space:
         return configuration.launch_key(switch_in_place=self.spec.engine.switch_in_place)
 
     def step_candidates(self, configuration: Configuration) -> tuple[int, ...]:
-        """Step counts of the space that share `configuration`'s launch key, ascending; () where none is switched."""
+        """Step counts of the space that share `configuration`'s launch key, ascending; () where none is switched.
+
+        With `control.in_server`, 0 is among those of a chain: the target alone in the same server.
+        """
         steps = self._steps_by_launch_key.get(self.launch_key(configuration), frozenset()) | {configuration.num_steps}
+        if self.spec.control.in_server and self.spec.engine.switch_in_place and configuration.is_chain:
+            steps |= {0}
         return tuple(sorted(steps)) if len(steps) > 1 else ()
 
     @cached_property

@@ -174,6 +174,8 @@ class ControlSpec:
     """A control trial after so many candidates (0 = only the first and the last)."""
     incumbent: bool = True
     """Re-measure the incumbent beside each later control."""
+    in_server: bool = False
+    """One block at step count 0 around each chain (top-k 1) inside its live server: an anchor against drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,6 +45,32 @@ CYCLE_COLUMNS = pa.schema(
     ]
 )
 
+_BLOCK = [
+    pa.field("block_index", pa.int32(), nullable=False),
+    pa.field("started_s", pa.float64(), nullable=False),
+    pa.field("wall_s", pa.float64(), nullable=False),
+    pa.field("decode_s", pa.float64(), nullable=False),
+    pa.field("decode_tokens", pa.int64(), nullable=False),
+    pa.field("tok_s", pa.float64(), nullable=False),  # decode_tokens / decode_s
+    pa.field("num_requests", pa.int32(), nullable=False),
+    pa.field("num_cycles", pa.int64()),
+    pa.field("accept_length", pa.float64()),  # sum of tokens / sum of verify cycles x batch
+    pa.field("draft_ms", pa.float64()),  # means over the block's cycles, rank 0
+    pa.field("verify_ms", pa.float64()),
+    pa.field("verify_forward_ms", pa.float64()),
+    pa.field("extend_ms", pa.float64()),
+    pa.field("gap_ms", pa.float64()),
+    pa.field("cycle_ms", pa.float64()),
+    pa.field("accept_histogram", pa.list_(pa.int64())),  # [i]: cycles that produced i tokens (batch 1)
+    pa.field("timer_kind", pa.string()),
+    pa.field("output_hash", pa.string(), nullable=False),
+    pa.field("sm_clock_mhz", pa.float64()),
+    pa.field("power_w", pa.float64()),
+    pa.field("temperature_c", pa.float64()),
+    pa.field("throttle_reasons", pa.string()),
+    pa.field("memory_used_bytes", pa.float64()),
+]
+
 TABLES: Mapping[str, pa.Schema] = {
     "trials": pa.schema(
         [
@@ -86,33 +112,9 @@ TABLES: Mapping[str, pa.Schema] = {
             *(pa.field(f"{activity}_s", pa.float64(), nullable=False) for activity in ACTIVITIES),
         ]
     ),
-    "blocks": pa.schema(
-        [
-            *_KEYS,
-            pa.field("block_index", pa.int32(), nullable=False),
-            pa.field("started_s", pa.float64(), nullable=False),
-            pa.field("wall_s", pa.float64(), nullable=False),
-            pa.field("decode_s", pa.float64(), nullable=False),
-            pa.field("decode_tokens", pa.int64(), nullable=False),
-            pa.field("tok_s", pa.float64(), nullable=False),  # decode_tokens / decode_s
-            pa.field("num_requests", pa.int32(), nullable=False),
-            pa.field("num_cycles", pa.int64()),
-            pa.field("accept_length", pa.float64()),  # sum of tokens / sum of verify cycles x batch
-            pa.field("draft_ms", pa.float64()),  # means over the block's cycles, rank 0
-            pa.field("verify_ms", pa.float64()),
-            pa.field("verify_forward_ms", pa.float64()),
-            pa.field("extend_ms", pa.float64()),
-            pa.field("gap_ms", pa.float64()),
-            pa.field("cycle_ms", pa.float64()),
-            pa.field("accept_histogram", pa.list_(pa.int64())),  # [i]: cycles that produced i tokens (batch 1)
-            pa.field("timer_kind", pa.string()),
-            pa.field("output_hash", pa.string(), nullable=False),
-            pa.field("sm_clock_mhz", pa.float64()),
-            pa.field("power_w", pa.float64()),
-            pa.field("temperature_c", pa.float64()),
-            pa.field("throttle_reasons", pa.string()),
-            pa.field("memory_used_bytes", pa.float64()),
-        ]
+    "blocks": pa.schema([*_KEYS, *_BLOCK]),
+    "anchors": pa.schema(  # blocks at step count 0 inside a chain's server: never part of its configuration
+        [*_KEYS, pa.field("place", pa.string(), nullable=False), *_BLOCK]  # before | after the trial's own blocks
     ),
     "requests": pa.schema(
         [

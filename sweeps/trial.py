@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
 from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
 from sweeps.journal import Journal, Row, TrialRows, left_journals, read_journal
@@ -37,6 +38,8 @@ class TrialContext:
     """`measured` or `pinned`, as in the spec."""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     traced: Traced = "every_trial"
+    anchors: bool = False
+    """Measure step count 0 around each chain inside its live server (`control.in_server`)."""
     server: EngineSpec | None = None
     """Of a real server: what the version of its first launch cannot run is then refused without a launch."""
     node: str | None = None
@@ -53,6 +56,8 @@ class HeldEngine:
     report: LaunchReport | None = None
     version: str | None = None
     """Of the serving engine, since the first launch."""
+    anchored: bool = False
+    """An anchor is the last thing that the server measured."""
     offset_s: float = field(init=False)
     """From the engine's clock to that of the rows."""
     free_since_s: float = field(init=False)
@@ -120,6 +125,7 @@ class Measurement:
             if self._measured < len(blocks):
                 return self._measure(blocks[self._measured])
             self._check_output()
+            self._anchor("after")
             self._trace(blocks[-1])
         except EngineError as error:
             return self.stop() if self._is_stopping() else self._fail(error)
@@ -173,6 +179,27 @@ class Measurement:
                 self._held.engine.run_block(block)
                 self._ledger.charge("warmup")
 
+        self._anchor("before")
+
+    def _anchor(self, place: Literal["before", "after"]) -> None:
+        """One block at step count 0 in a chain's server, unless the last trial has just left one."""
+        held = self._held
+        if not (self._context.anchors and self._trial.configuration.is_chain) or held.anchored:
+            return
+        block = self._context.blocks[0]
+        record = held.engine.run_anchor(block)
+        if record is None:
+            if place == "before":
+                self._event("no_anchor", "this server has no state for 0 steps: it is measured without anchors")
+            return
+        record = replace(record, started_s=record.started_s + held.offset_s)
+        self._ledger.charge("measure")
+        row = {**self._rows.keys, "place": place, **block_row(record, summarise(record, block_index=block.index))}
+        self._rows.anchors.append(row)
+        held.anchored = True
+        self._stamp()
+        self._journal.append("anchors", trial=self._rows.trial, anchors=[row])
+
     def _switch(self) -> LaunchReport | None:
         if self._held.live_launch_key != self._trial.launch_key:
             return None
@@ -186,12 +213,13 @@ class Measurement:
         if self._held.live_launch_key is not None:
             self._held.close()
             self._ledger.charge("stop")
-        self._relaunched = True
+        self._relaunched, self._held.anchored = True, False
         report = self._held.engine.launch(self._trial.configuration, step_candidates=self._trial.step_candidates)
         self._ledger.charge_boot(report.boot_s)
         return report
 
     def _measure(self, block: Block) -> BlockSummary:
+        self._held.anchored = False
         record = self._held.engine.run_block(block)
         record = replace(record, started_s=record.started_s + self._held.offset_s)
         self._ledger.charge("measure")

@@ -132,6 +132,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             num_gpus=run.spec.resources.gpus,
             acceptance=run.spec.acceptance,
             checks=run.spec.checks,
+            anchors=run.spec.control.in_server,
             traced=run.spec.workload.trace,
             server=run.spec.engine if run.spec.engine.kind == "sglang" else None,
             node=socket.gethostname(),

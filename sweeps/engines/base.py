@@ -172,6 +172,14 @@ class Engine(Protocol):
         """Run one block to its end. Raises EngineError."""
         ...
 
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        """Run one block with the live server's target alone (step count 0), then serve the configuration again.
+
+        None, and nothing changed, where the server was not launched with 0 among its step candidates, or cannot switch.
+        Raises EngineError.
+        """
+        ...
+
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
         """Profile a few cycles of `block`; None where the engine has no profiler."""
         ...

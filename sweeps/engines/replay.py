@@ -112,6 +112,10 @@ class ReplayEngine:
         self._clock_s += record.wall_s
         return record
 
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        """See the contract. None: a recording's anchors belong to its own servers' drift."""
+        return None
+
     def block_summary(self, block_index: int, *, rng: np.random.Generator) -> BlockSummary:
         """The summary of a drawn block from its row alone, without its cycles: for benchmarks.
 

@@ -142,6 +142,20 @@ class SimulatedEngine:
         self._clock_s += record.wall_s
         return record
 
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        """See the contract: the plain decode step under this launch's luck, a switch before and after it."""
+        server = self._served()
+        if 0 not in server.step_candidates or not self.spec.engine.switch_in_place:
+            return None
+        speculating = server.configuration
+        server.configuration = speculating.target_alone()
+        self._clock_s += self.profile.boot.switch_s
+        try:
+            return self.run_block(block)
+        finally:
+            server.configuration = speculating
+            self._clock_s += self.profile.boot.switch_s
+
     def block_summary(self, block_index: int, *, rng: np.random.Generator) -> BlockSummary:
         """What `summarise(run_block(block))` would say of one request, drawn directly in some tens of microseconds.
 

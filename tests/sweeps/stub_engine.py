@@ -56,6 +56,7 @@ class StubEngine:
     """`launch` or `block` -> errors to raise, in order, one per call."""
     calls: list[str] = field(default_factory=list)
     live: Configuration | None = None
+    step_candidates: tuple[int, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     machine: str = "stub"
     version: str = "stub 1"
@@ -69,7 +70,7 @@ class StubEngine:
         self.live = None
         self.clock_s += 100.0
         self._maybe_fail("launch")
-        self.live = configuration
+        self.live, self.step_candidates = configuration, step_candidates
         return self._report(configuration, {"launch": 10.0, "weight_load": 60.0, "capture": 30.0})
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
@@ -97,6 +98,16 @@ class StubEngine:
             cycles=_cycles(self.live, started_s),
             telemetry={"sm_clock_mhz": 2000.0},
         )
+
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        self.calls.append("anchor")
+        if self.live is None or 0 not in self.step_candidates:
+            return None
+        speculating, self.live = self.live, self.live.target_alone()
+        record = self.run_block(block)
+        self.calls.pop()
+        self.live = speculating
+        return record
 
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
         self.calls.append("trace")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,19 @@ def test_configurations_keep_the_rules_of_drafting(space: Space) -> None:
 
 @settings(max_examples=150)
 @given(spaces())
+def test_anchors_add_step_count_0_to_every_chain_that_is_switched_in_place(space: Space) -> None:
+    control = replace(space.spec.control, in_server=True)
+    switching = replace(space.spec, engine=replace(space.spec.engine, switch_in_place=True))
+    space, anchored = Space(switching), Space(replace(switching, control=control))
+    for one in space.configurations():
+        kept = space.step_candidates(one)
+        wanted = tuple(sorted({0, one.num_steps, *kept})) if one.is_chain else kept
+        assert anchored.step_candidates(one) == wanted
+        assert anchored.launch_key(one) == space.launch_key(one)
+    relaunching = replace(space.spec, control=control, engine=replace(space.spec.engine, switch_in_place=False))
+    assert all(Space(relaunching).step_candidates(one) == () for one in space.configurations())
+
+
 def test_step_candidates_are_what_one_server_can_switch_between(space: Space) -> None:
     for one in space.configurations():
         steps = space.step_candidates(one)

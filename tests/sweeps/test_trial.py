@@ -12,8 +12,8 @@ from sweeps.space import Space
 from sweeps.spec import EngineSpec, Traced
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
-from sweeps.trial import HeldEngine, Measurement, TrialContext
-from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
+from sweeps.trial import HeldEngine, Measurement, TrialContext, recover
+from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec, tok_s_of
 
 SPEC = stub_spec()
 SPACE = Space(SPEC)
@@ -121,6 +121,46 @@ def test_an_engine_that_cannot_switch_is_relaunched(
     run(held, plan(CHAIN[2], SPACE), context)
     monkeypatch.setattr(StubEngine, "switch", lambda self, configuration: None)
     assert run(held, plan(CHAIN[3], SPACE, "t0001"), context).relaunched is True
+
+
+def anchors(context: TrialContext) -> list[tuple[str, str, float]]:
+    rows = read_table(context.folder, "anchors").sort_by("started_s").to_pylist()
+    return [(found["trial_id"], found["place"], found["tok_s"]) for found in rows]
+
+
+def test_anchors_stand_around_each_chain_in_a_server_and_none_is_run_twice_in_a_row(
+    held: HeldEngine, context: TrialContext
+) -> None:
+    space = Space(replace(SPEC, control=replace(SPEC.control, in_server=True)))
+    context = replace(context, anchors=True)
+    for number, steps in enumerate((3, 1, 0)):
+        run(held, plan(CHAIN.get(steps, space.control), space, f"t{number:04d}"), context)
+    run(held, plan(CHAIN[2], space, "t0003"), context)
+    plain = tok_s_of(space.control)
+    assert anchors(context) == [
+        ("t0000", "before", plain),
+        ("t0000", "after", plain),
+        ("t0001", "after", plain),
+        ("t0003", "before", plain),
+        ("t0003", "after", plain),
+    ]
+    assert read_table(context.folder, "blocks").num_rows == 4 * 6, "an anchor is no block of its trial"
+
+
+def test_a_server_without_a_state_for_no_steps_is_measured_without_anchors(
+    held: HeldEngine, context: TrialContext
+) -> None:
+    assert run(held, plan(CHAIN[2], SPACE), replace(context, anchors=True)).status == "completed"
+    assert anchors(context) == []
+    events = [found["event"] for found in read_table(context.folder, "events").to_pylist()]
+    assert events == ["no_anchor"]
+
+
+def test_an_anchor_outlives_the_process(held: HeldEngine, context: TrialContext) -> None:
+    space = Space(replace(SPEC, control=replace(SPEC.control, in_server=True)))
+    Measurement(held, plan(CHAIN[2], space), replace(context, anchors=True)).advance()
+    assert recover(context.folder, num_blocks=6) == ("t0000",)
+    assert [place for _, place, _ in anchors(context)] == ["before"]
 
 
 @pytest.mark.parametrize(("where", "launch_s"), [("launch", 0.0), ("block", 10.0)])

@@ -182,6 +182,20 @@ def test_a_switch_in_place_changes_the_cycles_and_nothing_else(bench: Bench) -> 
     assert [request.output_hash for request in record.requests] == hashes
 
 
+def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(bench: Bench) -> None:
+    bench.launch(3)
+    assert bench.engine.run_anchor(bench.blocks[0]) is None, "0 was no candidate of the launch"
+    bench.engine.launch(bench.configuration(3), step_candidates=(0, 1, 3))
+    hashes = [request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests]
+    anchor = bench.engine.run_anchor(bench.blocks[-1])
+    assert anchor is not None
+    assert set(anchor.cycles["num_steps"].to_pylist()) == {0}
+    own = anchor.cycles.filter(pc.equal(anchor.cycles["rank"], 0))
+    assert set(own["tokens"].to_pylist()) == {1}
+    assert [request.output_hash for request in anchor.requests] == hashes
+    assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
+
+
 def test_what_needs_a_launch_is_not_switched_and_the_server_goes_on(bench: Bench) -> None:
     bench.launch(3)
     for other in (bench.configuration(3, "ll"), bench.configuration(0)):
