@@ -102,6 +102,7 @@ def test_anchors_add_step_count_0_to_every_chain_that_is_switched_in_place(space
     assert all(Space(relaunching).step_candidates(one) == () for one in space.configurations())
 
 
+@given(spaces())
 def test_step_candidates_are_what_one_server_can_switch_between(space: Space) -> None:
     for one in space.configurations():
         steps = space.step_candidates(one)
