@@ -192,13 +192,13 @@ def _measure(
     status = "completed"
     reason = None
     try:
-        if live == trial.launch_key and engine.switch(trial.configuration) is not None:
+        if live == trial.launch_key and engine.switch(trial.served) is not None:
             relaunched = False
             charge("switch")
         else:
             engine.close()
             charge("stop")
-            engine.launch(trial.configuration, step_candidates=trial.step_candidates)
+            engine.launch(trial.served, step_candidates=trial.step_candidates)
             charge("launch")
         for _ in range(study.spec.workload.warmup_blocks):
             engine.block_summary(0, rng=rng)

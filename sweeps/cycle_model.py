@@ -100,7 +100,7 @@ class CycleModel:
 
     def adjusted_length(self, seen: Observation) -> tuple[float, float] | None:
         """(log of a trial's accept length as if it had run every block, its standard error); None without any."""
-        blocks = [block for block in seen.blocks if block.accept_length is not None]
+        blocks = [block for block in seen.blocks if block.accept_length is not None] if self._tells_length(seen) else []
         configuration = seen.trial.configuration
         chain = self._chains.get(configuration.drafter)
         if not blocks or chain is None or chain._mean is None:
@@ -194,7 +194,7 @@ class CycleModel:
     # Accept length
 
     def _fit_acceptance(self, trials: list[Observation], launches: Mapping[str, int], draws: int) -> Floats:
-        drafting = [seen for seen in trials if seen.trial.configuration.speculates and _has_length(seen)]
+        drafting = [seen for seen in trials if seen.trial.configuration.speculates and self._tells_length(seen)]
         lengths = np.ones((len(self.members), draws))
         drafters = dict.fromkeys(member.drafter for member in self.members if member.speculates)
         if not drafters:
@@ -216,6 +216,11 @@ class CycleModel:
         residuals = [entry for seen in drafting if (entry := self._residual(seen)) is not None]
         self._test_acceptance(residuals)
         return self._with_residuals(lengths, residuals, launches, draws)
+
+    def _tells_length(self, seen: Observation) -> bool:
+        """In a mixed sweep a pinned trial repeats the accept length of other trials: it counts once, there."""
+        repeats = seen.trial.acceptance == "pinned" and self.space.spec.acceptance == "mixed"
+        return not repeats and any(block.accept_length is not None for block in seen.blocks)
 
     def _reference_chains(self, drafting: list[Observation]) -> list[Observation]:
         """Chain trials that share one curve: all of them, or once that failed those of the control's settings."""
@@ -334,10 +339,6 @@ def _series(factor: Factor, seen: Observation) -> Floats:
     if seen.relaunched is not False and len(values) > 2:
         values = values[1:]
     return np.array(values)
-
-
-def _has_length(seen: Observation) -> bool:
-    return any(block.accept_length is not None for block in seen.blocks)
 
 
 def _pooled_length(blocks: list[BlockSummary], steps: int) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,16 @@ class _Estimator:
         self._posterior: Posterior | None = None
         self._incumbent: Configuration | None = None
         self._members = frozenset(space.configurations())
-        self._launch_keys = {member: space.launch_key(member) for member in space.configurations()}
+        served = space.configurations()
+        if (stated := space.spec.acceptance) == "pinned":
+            served = tuple(replace(member, pinned=True) for member in served)
+        self._launch_keys = {
+            member: space.launch_key(each) for member, each in zip(space.configurations(), served, strict=True)
+        }
+        self._pinned_keys = {
+            member: space.launch_key(replace(member, pinned=True))
+            for member in (space.configurations() if stated == "mixed" else ())
+        }
         self.model = CycleModel(space, seed=space.spec.study.seed)
 
     @classmethod
@@ -374,10 +384,11 @@ class _Estimator:
     def _best_measured(self) -> Configuration | None:
         if self._posterior is None:
             return None
+        allowed = self._members - self.observations.unconfirmed
         measured = [
             seen.trial.configuration
             for seen in self.observations
-            if seen.status == "completed" and seen.trial.configuration in self._members
+            if seen.status == "completed" and seen.trial.configuration in allowed
         ]
         if not measured:
             return None
@@ -402,7 +413,9 @@ class _Estimator:
 
     def _failed(self) -> set[Configuration]:
         ended = [seen for seen in self.observations if seen.status == "failed" and seen.kind != "interrupted"]
-        return {seen.trial.configuration for seen in ended if seen.trial.role == "candidate"}
+        return {seen.trial.configuration for seen in ended if seen.trial.role == "candidate"} | (
+            self.observations.unconfirmed if self.space.spec.acceptance == "mixed" else frozenset()
+        )
 
     def _failure_risk(self, candidates: Sequence[Configuration]) -> Floats:
         """Share of failed launches with the same NCCL set or the same arguments."""
@@ -432,7 +445,13 @@ class _Estimator:
         boot_s = float(np.mean(boots[1:] or boots)) if boots else _RELAUNCH_S
         blocks_s = (float(np.mean(per_block)) if per_block else 5.0) * self.space.spec.workload.blocks
         live = self.observations.live_launch_key
-        here = np.array([self._launch_keys[member] == live for member in candidates])
+        known = self.observations.known_drafting if self._pinned_keys else frozenset()
+        here = np.array(
+            [
+                live == self._launch_keys[member] or (member.drafting in known and live == self._pinned_keys[member])
+                for member in candidates
+            ]
+        )
         return np.where(here, 0.0, boot_s) + blocks_s
 
 

@@ -21,6 +21,7 @@ _TRIAL_COLUMNS = [
     "status",
     "kind",
     "reason",
+    "acceptance",
     "configuration_id",
     "relaunched",
     "started_at",
@@ -62,8 +63,9 @@ def _observation(
         number=int(row["trial_id"][1:]) if row["role"] == "candidate" else None,
         configuration=configuration,
         requested=space.suggestion(configuration),
-        launch_key=space.launch_key(configuration),
+        launch_key=space.launch_key(replace(configuration, pinned=row["acceptance"] == "pinned")),
         step_candidates=space.step_candidates(configuration),
+        acceptance=row["acceptance"],
     )
     return Observation(
         trial=trial,

@@ -34,6 +34,7 @@ def trial_row(trial: PlannedTrial, *, sweep_id: str, attempt: int) -> Row:
         "launch_key": trial.launch_key,
         "label": trial.configuration.label,
         "requested": settings(trial.requested),
+        "acceptance": trial.acceptance,
         **_configuration_columns(trial.configuration),
         **_empty_account(),
     }
@@ -48,6 +49,7 @@ def invalid_row(requested: Mapping[str, Any], reason: str, spec: SweepSpec, *, t
         "role": "candidate",
         "label": ", ".join(f"{name} {value}" for name, value in requested.items()),
         "requested": settings(requested),
+        "acceptance": "pinned" if spec.acceptance == "pinned" else "measured",
         **_empty_account(),
         **_never_ran(spec),
         "status": "invalid",
@@ -186,7 +188,6 @@ def _never_ran(spec: SweepSpec) -> Row:
     return {
         "engine": spec.engine.kind,
         "num_gpus": spec.resources.gpus,
-        "acceptance": spec.acceptance,
         "started_s": 0.0,
         "ended_s": 0.0,
     }

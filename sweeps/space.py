@@ -56,10 +56,17 @@ class Configuration:
     """Values of the `args.*` dimensions."""
     env: Settings = ()
     """Values of the `env.*` dimensions."""
+    pinned: bool = False
+    """Served with simulated acceptance: binds at launch, and is no part of the id (the same point, timed otherwise)."""
 
     @property
     def speculates(self) -> bool:
         return self.num_steps > 0
+
+    @property
+    def drafting(self) -> tuple[str | None, int, int | None, int | None]:
+        """What accept length depends on: drafter, steps, top-k, draft tokens."""
+        return self.drafter, self.num_steps, self.eagle_topk, self.num_draft_tokens
 
     @property
     def is_chain(self) -> bool:
@@ -95,9 +102,8 @@ class Configuration:
         """
         free = switch_in_place and self.is_chain
         steps = None if free else (self.num_steps, self.num_draft_tokens)
-        return "l" + _digest(
-            (self.speculates, steps, self.eagle_topk, self.drafter, self.nccl_env, self.args, self.env)
-        )
+        key = (self.speculates, steps, self.eagle_topk, self.drafter, self.nccl_env, self.args, self.env)
+        return "l" + _digest((*key, "pinned") if self.pinned else key)
 
 
 @dataclass(frozen=True)  # no slots: the enumerations are cached in the instance

@@ -240,8 +240,10 @@ class SweepSpec:
     resources: ResourceSpec = field(default_factory=ResourceSpec)
     target: TargetSpec = field(default_factory=TargetSpec)
     checks: ChecksSpec = field(default_factory=ChecksSpec)
-    acceptance: Literal["measured", "pinned"] = "measured"
-    """`pinned`: the server simulates acceptance (rows say so, no recommendation is made from them)."""
+    acceptance: Literal["measured", "pinned", "mixed"] = "measured"
+    """`pinned`: every server simulates acceptance (rows say so, no recommendation is made from them). `mixed`: a
+    configuration whose drafting was measured elsewhere is only timed, pinned; the two together predict its throughput,
+    and a winner is measured before the sweep ends. The length to pin is SGLANG_SIMULATE_ACC_LEN in `engine.env`."""
     allow_unknown_nccl: bool = False
     """Let NCCL_* names pass that no NCCL reads: a misspelt variable as a negative control."""
 

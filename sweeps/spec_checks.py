@@ -43,6 +43,11 @@ OWNED_ENV: Mapping[str, str] = {
     "SGLANG_PLUGINS": "the sweep loads its probe through it",
 }
 
+SIMULATES_ACCEPTANCE = "SGLANG_SIMULATE_"
+"""How the names of SGLang's variables for simulated acceptance begin."""
+PINNED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+"""Tokens per cycle, bonus token included; SGLang takes steps + 1 where that is less."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -178,13 +183,31 @@ def _missing_files(spec: SweepSpec, key: Key, variables: Mapping[str, str]) -> I
 
 
 def _acceptance(spec: SweepSpec) -> Iterator[Problem]:
-    pinned = spec.acceptance == "pinned"
+    stated = spec.acceptance
     for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
-        for name in names:
-            if name.startswith("SGLANG_SIMULATE_") and not pinned:
+        for name in (name for name in names if name.startswith(SIMULATES_ACCEPTANCE)):
+            if stated == "measured":
                 yield Problem((section, "env", name), "simulates acceptance: say so with acceptance: pinned")
-    if pinned and spec.engine.kind == "sglang" and "SGLANG_SIMULATE_ACC_LEN" not in spec.engine.env:
-        yield Problem(("acceptance",), "`pinned` wants the accept length in engine.env as SGLANG_SIMULATE_ACC_LEN")
+            elif stated == "mixed" and section == "search":
+                yield Problem((section, "env", name), "no dimension of a mixed sweep: write one value to engine.env")
+    if stated == "mixed" and spec.engine.kind == "replay":
+        yield Problem(("acceptance",), "`mixed` wants an engine that can pin acceptance, but a recording cannot")
+    length = spec.engine.env.get(PINNED_LENGTH)
+    if length is None:
+        if stated == "mixed" or (stated == "pinned" and spec.engine.kind == "sglang"):
+            yield Problem(("acceptance",), f"`{stated}` wants the accept length in engine.env as {PINNED_LENGTH}")
+    elif stated != "measured" and not _is_length(length):
+        yield Problem(
+            ("engine", "env", PINNED_LENGTH),
+            f"wanted tokens per cycle, bonus token included (1 or more), got {length!r}",
+        )
+
+
+def _is_length(value: str) -> bool:
+    try:
+        return 1.0 <= float(value) < float("inf")
+    except ValueError:
+        return False
 
 
 def _workload(spec: SweepSpec) -> Iterator[Problem]:

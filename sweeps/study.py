@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import optuna
@@ -35,7 +35,7 @@ from sweeps.observations import (
     candidate_id,
 )
 from sweeps.samplers import build_pruner, build_sampler
-from sweeps.schedule import Schedule
+from sweeps.schedule import Schedule, acceptance_of
 from sweeps.space import Configuration, InvalidConfigurationError, Space, Suggestion
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.summary import BlockSummary
@@ -89,6 +89,7 @@ class SweepStudy:
         self._reported: dict[str, set[int]] = {}
         self._finished = False
         self._said_why = False
+        self._findings: list[Finding] = []
         self._invalid: list[InvalidSuggestion] = []
         self._known_invalid: set[frozenset[tuple[str, object]]] = set()
         self._members = frozenset(space.configurations())
@@ -133,6 +134,8 @@ class SweepStudy:
                 trial = self._candidate()
             elif self.observations.running:
                 return None
+            elif self._is_unchecked():
+                trial = self._beside("incumbent")
             else:
                 self._finished = not self._schedule.close()
         if trial is not None:
@@ -158,8 +161,11 @@ class SweepStudy:
 
     def tell(self, trial: PlannedTrial, outcome: Outcome) -> None:
         """Take the end of a trial into the observations and the study."""
+        predicted = self._predicted(trial)
         self.observations.finish(trial.trial_id, outcome)
         observed = self.observations[trial.trial_id]
+        if predicted is not None and observed.status == "completed":
+            self._compare(observed, predicted)
         if trial.number is None:
             self._share_control(observed)
             return
@@ -180,7 +186,9 @@ class SweepStudy:
     def drain_findings(self) -> tuple[Finding, ...]:
         """What the search found out since the last call, why it stopped included: each a row of `events`."""
         sampler = self._study.sampler
-        found = sampler.drain_findings() if isinstance(sampler, RecommendingSampler) else ()
+        found, self._findings = tuple(self._findings), []
+        if isinstance(sampler, RecommendingSampler):
+            found = (*found, *sampler.drain_findings())
         if self.stop_reason is not None and not self._said_why:
             self._said_why = True
             found = (*found, Finding(event="search_stopped", detail=self.stop_reason))
@@ -189,7 +197,12 @@ class SweepStudy:
     # What to measure next
 
     def _candidate(self) -> PlannedTrial | None:
-        self.stop_reason = self._schedule.budget_reached() or self._certified()
+        self.stop_reason = self._schedule.budget_reached()
+        if self.stop_reason is None and (certified := self._certified()) is not None:
+            if not self._is_unchecked():
+                self.stop_reason = certified
+            elif not any(seen.trial.role == "incumbent" for seen in self.observations.running):
+                return self._beside("incumbent")  # counts once its winner was measured
         if self.stop_reason is not None:
             return None
         open_configurations = self._schedule.open_configurations()
@@ -240,17 +253,44 @@ class SweepStudy:
         trial_id = f"{'k' if role == 'control' else 'i'}{number:04d}"
         return self._planned(trial_id, role, None, configuration, self.space.suggestion(configuration))
 
+    def _is_unchecked(self) -> bool:
+        """Whether only a combination of trials speaks for the incumbent of a mixed sweep."""
+        best = self.incumbent if self.spec.acceptance == "mixed" else None
+        return best is not None and not self.observations.is_measured(best)
+
+    def _predicted(self, trial: PlannedTrial) -> float | None:
+        """What pinned trials say of a configuration that this trial is the first to measure."""
+        if trial.acceptance == "pinned" or self.observations.is_measured(trial.configuration):
+            return None
+        alike = self.observations.of_configuration(trial.configuration)
+        means = [mean for seen in alike if seen.status == "completed" and (mean := seen.mean(self._metric)) is not None]
+        return sum(means) / len(means) if means else None
+
+    def _compare(self, observed: Observation, predicted: float) -> None:
+        measured = observed.mean(self._metric)
+        if measured is None:
+            return
+        share = measured / predicted - 1.0
+        detail = (
+            f"{observed.trial.configuration.label}: {self._metric} {predicted:.2f} predicted from pinned cycles and "
+            f"measured accept length, {measured:.2f} measured as {observed.trial.trial_id} ({share:+.1%})"
+        )
+        numbers = {"predicted": predicted, "measured": measured, "share": share}
+        self._findings.append(Finding(event="prediction_checked", detail=detail, numbers=numbers))
+
     def _planned(
         self, trial_id: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
     ) -> PlannedTrial:
+        acceptance = acceptance_of(self.space, self.observations, configuration, role=role)
         return PlannedTrial(
             trial_id=trial_id,
             role=role,
             number=number,
             configuration=configuration,
             requested=requested,
-            launch_key=self.space.launch_key(configuration),
+            launch_key=self.space.launch_key(replace(configuration, pinned=acceptance == "pinned")),
             step_candidates=self.space.step_candidates(configuration),
+            acceptance=acceptance,
         )
 
     def _suggest(self, handle: optuna.Trial) -> Suggestion:

@@ -34,8 +34,6 @@ class TrialContext:
     blocks: tuple[Block, ...]
     """Warm-up blocks, then measured blocks."""
     num_gpus: int
-    acceptance: str
-    """`measured` or `pinned`, as in the spec."""
     checks: ChecksSpec = field(default_factory=ChecksSpec)
     traced: Traced = "every_trial"
     anchors: bool = False
@@ -203,7 +201,7 @@ class Measurement:
     def _switch(self) -> LaunchReport | None:
         if self._held.live_launch_key != self._trial.launch_key:
             return None
-        report = self._held.engine.switch(self._trial.configuration)
+        report = self._held.engine.switch(self._trial.served)
         self._ledger.charge("switch")
         if report is not None:
             self._relaunched = False
@@ -214,7 +212,7 @@ class Measurement:
             self._held.close()
             self._ledger.charge("stop")
         self._relaunched, self._held.anchored = True, False
-        report = self._held.engine.launch(self._trial.configuration, step_candidates=self._trial.step_candidates)
+        report = self._held.engine.launch(self._trial.served, step_candidates=self._trial.step_candidates)
         self._ledger.charge_boot(report.boot_s)
         return report
 
@@ -236,7 +234,7 @@ class Measurement:
 
     def _check_output(self) -> None:
         """Raise EngineError for an inert draft or wrong output. Pinned acceptance makes neither mean anything."""
-        if self._context.acceptance == "pinned":
+        if self._trial.acceptance == "pinned":
             return
         if self._context.checks.inert_draft == "refuse":
             refuse_inert_draft(self._rows.blocks)
@@ -296,7 +294,6 @@ class Measurement:
             "engine": self._held.engine.name,
             "node": context.node,
             "num_gpus": context.num_gpus,
-            "acceptance": context.acceptance,
             **interrupted_columns(),
             "started_s": self._ledger.mark_s,
             "ended_s": self._ledger.mark_s,

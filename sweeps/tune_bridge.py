@@ -130,7 +130,6 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             folder=run.folder,
             blocks=run.blocks,
             num_gpus=run.spec.resources.gpus,
-            acceptance=run.spec.acceptance,
             checks=run.spec.checks,
             anchors=run.spec.control.in_server,
             traced=run.spec.workload.trace,

@@ -190,6 +190,13 @@ def conditional_acceptance(drafter: Drafter, positions: int) -> tuple[float, ...
     return tuple((published + [drafter.tail] * positions)[:positions])
 
 
+def pinned_at(mean: ExpectedCycle, length: float) -> ExpectedCycle:
+    """`mean` with simulated acceptance: as many whole tokens of every cycle as `length` has, one more in the rest of
+    them; no time changes."""
+    survival = tuple(min(1.0, max(0.0, length - 1.0 - position)) for position in range(math.ceil(length) - 1))
+    return replace(mean, accept_length=1.0 + sum(survival), survival=survival)
+
+
 def scale_survival(survival: tuple[float, ...], scale: float) -> tuple[float, ...]:
     """`survival` with its accept length (1 + sum) times `scale`, as far as probabilities allow."""
     drafted = sum(survival)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sweeps.space import Configuration
 from sweeps.spec import Scalar, SweepSpec
+from sweeps.spec_checks import PINNED_LENGTH, SIMULATES_ACCEPTANCE
 
 PROJECT = Path(__file__).resolve().parents[2]
 """Where relative paths of a spec are looked up: the project's folder on this node, also under `ray job submit`."""
@@ -150,9 +151,20 @@ def adaptive_settings(step_candidates: tuple[int, ...]) -> dict[str, dict[str, o
 
 
 def launch_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
-    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win."""
-    variables = {name: _located_list(name, value) for name, value in spec.engine.env.items()}
+    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win.
+
+    In a mixed sweep only a pinned configuration gets those that simulate acceptance.
+    """
+    real = spec.acceptance == "mixed" and not configuration.pinned
+    fixed = {n: v for n, v in spec.engine.env.items() if not (real and n.startswith(SIMULATES_ACCEPTANCE))}
+    variables = {name: _located_list(name, value) for name, value in fixed.items()}
     return {**variables, **dict(configuration.nccl_env), **dict(configuration.env)}
+
+
+def pinned_accept_length(spec: SweepSpec, configuration: Configuration) -> float | None:
+    """Tokens per cycle that the server simulates, at most steps + 1 (SGLang clips it so); None where it does not."""
+    length = launch_environment(spec, configuration).get(PINNED_LENGTH)
+    return min(float(length), configuration.num_steps + 1.0) if length and configuration.speculates else None
 
 
 def child_environment(

@@ -15,10 +15,15 @@ from typing import NoReturn
 import numpy as np
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport, Stage
-from sweeps.engines.expected_cycle import ExpectedCycle, expected, intervened, settings_of
+from sweeps.engines.expected_cycle import ExpectedCycle, expected, intervened, pinned_at, settings_of
 from sweeps.engines.machine_profile import Fault, MachineProfile, read_profile
 from sweeps.engines.nccl_choice import fits
-from sweeps.engines.sglang_command import launch_environment, recorded_command, recorded_environment
+from sweeps.engines.sglang_command import (
+    launch_environment,
+    pinned_accept_length,
+    recorded_command,
+    recorded_environment,
+)
 from sweeps.engines.simulated_block import Conditions, shifted, simulate_block, summarise_block
 from sweeps.engines.simulated_evidence import evidence_of, kernels_of
 from sweeps.space import Configuration
@@ -73,7 +78,9 @@ class SimulatedEngine:
         key = configuration, batch_size
         if key not in self._expected:
             settings = settings_of(configuration, self.spec.engine)
-            self._expected[key] = expected(self.profile, configuration, batch_size=batch_size, settings=settings)
+            mean = expected(self.profile, configuration, batch_size=batch_size, settings=settings)
+            length = pinned_accept_length(self.spec, configuration)
+            self._expected[key] = mean if length is None else pinned_at(mean, length)
         return self._expected[key]
 
     def expected_tok_s(self, configuration: Configuration, *, num_blocks: int) -> float:
@@ -205,9 +212,7 @@ class SimulatedEngine:
         self, server: _Server, rng: np.random.Generator, index: int, *, warmup: bool, prompts: int
     ) -> Conditions:
         noise, scale = self.profile.noise, self.spec.engine.noise
-        spread = (
-            self.profile.drafter(server.configuration.drafter).prompt_spread if server.configuration.speculates else 0
-        )
+        spread = self._prompt_spread(server.configuration)
         warming = 1.0 + noise.warmup * math.exp(-server.blocks_run)
         heating = 1.0 - noise.cold * math.exp(-self._clock_s / noise.cold_tau_s)
         drift = 1.0 + noise.drift_per_hour * self._clock_s / 3600.0
@@ -220,6 +225,11 @@ class SimulatedEngine:
             other_jitter=noise.other_cycle * scale,
             sampled=scale > 0.0,
         )
+
+    def _prompt_spread(self, configuration: Configuration) -> float:
+        if not configuration.speculates or pinned_accept_length(self.spec, configuration) is not None:
+            return 0.0
+        return self.profile.drafter(configuration.drafter).prompt_spread
 
     def _difficulty(self, index: int, *, warmup: bool) -> float:
         """Standard normal; two neighbouring blocks are as much harder as easier, like a prompt set that is balanced."""

@@ -165,7 +165,6 @@ def stub_context(spec: SweepSpec, folder: Path) -> TrialContext:
         folder=ResultsFolder(folder),
         blocks=plan_blocks(spec.workload, folder=folder),
         num_gpus=spec.resources.gpus,
-        acceptance=spec.acceptance,
     )
 
 

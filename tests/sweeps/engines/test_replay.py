@@ -44,7 +44,7 @@ def folder(spec: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> Results
     folder.manifest.write_text(json.dumps({"sweep_id": "s1", "schema_version": 1}), encoding="utf-8")
     fault = Fault(when={"num_steps": "3"}, kind="gpu_oom", stage="capture", message="out of memory")
     held = HeldEngine(engine=SimulatedEngine(spec, profile=replace(profile_of(spec), faults=(fault,))))
-    context = TrialContext(sweep_id="s1", folder=folder, blocks=blocks_of(spec), num_gpus=8, acceptance="measured")
+    context = TrialContext(sweep_id="s1", folder=folder, blocks=blocks_of(spec), num_gpus=8)
     for number, steps in enumerate(RECORDED_STEPS):
         configuration = pick(spec, steps)
         space = Space(spec)

@@ -151,7 +151,7 @@ def test_a_stop_request_ends_the_wait_for_a_server(faulty: Faulty, fault: str, s
 def test_a_trial_that_waits_for_its_server_when_the_sweep_is_stopped_was_interrupted(faulty: Faulty) -> None:
     engine, space = faulty.engine("hang_at_init", nccl_init=600), Space(SPEC)
     folder = ResultsFolder(faulty.folder)
-    context = TrialContext(sweep_id="s", folder=folder, blocks=(faulty.block,), num_gpus=2, acceptance="measured")
+    context = TrialContext(sweep_id="s", folder=folder, blocks=(faulty.block,), num_gpus=2)
     measurement = Measurement(HeldEngine(engine), plan(faulty.configuration, space), context)
     timer = threading.Timer(1.0, folder.stop_request.touch)
     timer.start()
@@ -261,7 +261,6 @@ def measured(faulty: Faulty, fault: str, trial_id: str, *, num_steps: int, outpu
         folder=ResultsFolder(faulty.folder / "results"),
         blocks=plan_blocks(workload, folder=Path()),
         num_gpus=2,
-        acceptance="measured",
     )
     planned = PlannedTrial(
         trial_id=trial_id,
