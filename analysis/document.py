@@ -40,6 +40,15 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         if verdict.communication is None
         else {**asdict(verdict.communication), "most_tok_s": verdict.communication.most_tok_s},
         "drift_per_hour": verdict.drift_per_hour,
+        "drift_inside_servers": None
+        if verdict.server_drift is None
+        else {
+            "per_hour": verdict.server_drift.per_hour,
+            "interval": list(verdict.server_drift.interval),
+            "num_anchors": verdict.server_drift.num_anchors,
+            "num_servers": verdict.server_drift.num_servers,
+            "spread": verdict.server_drift.spread,
+        },
         "control_runs": [asdict(each) for each in verdict.control_runs],
         "excluded": [asdict(each) for each in verdict.excluded],
         "warnings": list(verdict.warnings),

@@ -141,6 +141,8 @@ def compare(
     if assumption:
         variance = ASSUMED_LAUNCH_SPREAD**2
     launch_part = variance * (launch_share + float(shifts @ learnt.slopes_covariance @ shifts))
+    if learnt.anchored_variance is not None:
+        launch_part += learnt.anchored_variance * float(shifts[learnt.covariates.index("time")]) ** 2
     error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
     reason = f"confounded with {', '.join(confounded)}" if confounded else None
     p_difference, p_equivalence = _p_values(estimate, error, df)

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from analysis.anchors import server_drift
 from analysis.cells import Cells, cells
 from analysis.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.load import Results
@@ -70,9 +71,9 @@ def observe(results: Results, metric: str, *, split: frozenset[str] = frozenset(
         return Observed(
             cells=own, spread=spread(own, drifts=False), launches_matter=False, basis="blocks; no drift assumed"
         )
-    learnt, basis = spread(own), "its own repeated launches"
+    learnt, basis = spread(own, anchored=server_drift(results, metric)), "its own repeated launches"
     if learnt.df < _ENOUGH_DF and metric not in ("tok_s", "cycle_ms"):
-        whole = spread(cells(results, "cycle_ms", split=split).positive())
+        whole = spread(cells(results, "cycle_ms", split=split).positive(), anchored=server_drift(results, "cycle_ms"))
         if whole.df > learnt.df:
             learnt, basis = whole, "repeated launches, whole cycle"
     return Observed(cells=own, spread=learnt, launches_matter=True, basis=basis)

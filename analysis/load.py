@@ -55,6 +55,8 @@ class Results:
     trials: pl.DataFrame
     """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch."""
     blocks: pl.DataFrame
+    anchors: pl.DataFrame
+    """Blocks at step count 0 inside the servers of `trials`: no part of their configurations."""
     kernels: pl.DataFrame
     evidence: pl.DataFrame
     excluded: tuple[Excluded, ...]
@@ -106,6 +108,7 @@ def load(root: Path) -> Results:
         all_trials=every,
         trials=trials,
         blocks=blocks,
+        anchors=_of(_frame(folder, "anchors"), trials),
         kernels=_of(_frame(folder, "kernels"), trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),

@@ -17,7 +17,16 @@ from analysis.load import Excluded
 from analysis.phases import Phases
 from analysis.verdict import Side, SweepVerdict
 from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
-from analysis.wording import METRIC_NAMES, blocks_only, command_note, communication_bound, hours, percent, verdict_words
+from analysis.wording import (
+    METRIC_NAMES,
+    blocks_only,
+    command_note,
+    communication_bound,
+    drift_inside,
+    hours,
+    percent,
+    verdict_words,
+)
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
@@ -228,14 +237,16 @@ def _cost(verdict: SweepVerdict) -> str:
 def _drift(verdict: SweepVerdict) -> str:
     title = "Did the machine drift"
     rates = [run.tok_s for run in verdict.control_runs]
+    inside = "" if verdict.server_drift is None else f" {drift_inside(verdict.server_drift)}"
     if len(rates) < 2:
-        return _section(title, "The control has fewer than two valid runs: what drifted cannot be told.")
+        return _section(title, f"The control has fewer than two valid runs: what drifted cannot be told.{inside}")
     text = (
         f"The control, {len(rates)} times through the sweep: {min(rates):.1f} to {max(rates):.1f} tok/s "
         f"({max(rates) / min(rates) - 1:.1%} apart; the band is ±1%). "
     )
     drift = verdict.drift_per_hour
     text += "Too few launches to fit a drift." if drift is None else f"Drift taken out: {drift:+.2%} an hour."
+    text += inside
     return _section(title, text, _figure(charts.control_timeline(verdict)))
 
 

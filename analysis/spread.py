@@ -6,15 +6,18 @@ that it is never mixed up with a difference between them; what the repetitions s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.anchors import ServerDrift
 from analysis.cells import Array, Cells
 
 MIN_DF = 2
 """Drift over time is fitted only where so many degrees of freedom remain for the spread around it."""
+_CONTRADICTS = 3.0
+"""Standard errors by which repeats and anchors may differ and still be taken to show one drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +35,8 @@ class Spread:
     """Of a cell's log value about its configuration and drift."""
     df: int
     """Degrees of freedom of `launch_variance`; 0: unknown."""
+    anchored_variance: float | None = None
+    """Of the slope over time where anchors inside servers told it (then no part of `slopes_covariance`)."""
 
     @property
     def drift_per_hour(self) -> float | None:
@@ -41,10 +46,34 @@ class Spread:
         return float(np.expm1(self.slopes[self.covariates.index("time")] * 3600))
 
 
-def spread(cells: Cells, *, drifts: bool = True) -> Spread:
-    """Learn drift and launch variance from the repeated configurations among `cells`."""
-    values = cells.log_values()
-    columns = covariates(cells) if drifts else {}
+def spread(cells: Cells, *, drifts: bool = True, anchored: ServerDrift | None = None) -> Spread:
+    """Learn drift and launch variance from the repeated configurations among `cells`.
+
+    Args:
+        anchored: the same metric's drift inside servers: taken where repeats tell the drift less precisely, unless they
+            contradict it (what drifts between servers is then something else).
+    """
+    own = _spread(cells, cells.log_values(), covariates(cells) if drifts else {})
+    if anchored is None or not drifts:
+        return own
+    if "time" in own.covariates:
+        place = own.covariates.index("time")
+        variance = own.launch_variance * float(own.slopes_covariance[place, place])
+        away = abs(float(own.slopes[place]) - anchored.slope)
+        if variance <= anchored.variance or away > _CONTRADICTS * np.sqrt(variance + anchored.variance):
+            return own
+    nodes = {name: column for name, column in covariates(cells).items() if name != "time"}
+    rest = _spread(cells, cells.log_values() - anchored.slope * cells.at_s, nodes)
+    return replace(
+        rest,
+        covariates=(*rest.covariates, "time"),
+        slopes=np.append(rest.slopes, anchored.slope),
+        slopes_covariance=np.pad(rest.slopes_covariance, (0, 1)),
+        anchored_variance=anchored.variance,
+    )
+
+
+def _spread(cells: Cells, values: Array, columns: Mapping[str, Array]) -> Spread:
     repeats = sum(cells.keys.count(key) - 1 for key in set(cells.keys))
     within = {name: _within(column, cells.keys) for name, column in columns.items()}
     kept: list[str] = []

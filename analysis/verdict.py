@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from analysis.anchors import ServerDrift, server_drift
 from analysis.break_even import BreakEven, break_even
 from analysis.cells import METRICS, REPEAT, cells
 from analysis.costs import Cost, cost
@@ -89,6 +90,8 @@ class SweepVerdict:
     step_needs: tuple[StepNeed, ...]
     communication: Communication | None
     drift_per_hour: float | None
+    server_drift: ServerDrift | None
+    """Inside servers, by their anchors; None without."""
     control_runs: tuple[ControlRun, ...]
     """In the order of time."""
     excluded: tuple[Excluded, ...]
@@ -130,6 +133,7 @@ def verdict(results: Results) -> SweepVerdict:
         step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s) if plain else (),
         communication=next((found for each in traced if (found := communication(results, each))), None),
         drift_per_hour=throughput.spread.drift_per_hour,
+        server_drift=server_drift(results),
         control_runs=_control_runs(results),
         excluded=results.excluded,
         warnings=results.warnings,

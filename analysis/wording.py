@@ -10,6 +10,7 @@ from analysis.factors import Point, draft_tokens_are_derived
 from analysis.phases import Communication
 
 if TYPE_CHECKING:
+    from analysis.anchors import ServerDrift
     from analysis.verdict import Side, SweepVerdict
 
 METRIC_NAMES: Mapping[str, str] = {
@@ -72,6 +73,16 @@ def communication_bound(found: Communication) -> str:
 def command_note(verdict: SweepVerdict) -> str:
     """What to know before running a simulated winner's command."""
     return " The command is a template: MODEL stands for a model's path." if verdict.engine == "simulated" else ""
+
+
+def drift_inside(drift: ServerDrift) -> str:
+    """What the anchors say, in one sentence."""
+    low, high = drift.interval
+    return (
+        f"Inside {drift.num_servers} server{'' if drift.num_servers == 1 else 's'}, the target alone (step count 0) "
+        f"was measured {drift.num_anchors} times: {drift.per_hour:+.2%} an hour (95% interval {low:+.2%} to "
+        f"{high:+.2%}), {drift.spread:.2%} about that."
+    )
 
 
 def hours(gpu_seconds: float) -> str:

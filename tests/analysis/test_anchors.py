@@ -1,0 +1,111 @@
+"""Anchors inside servers: the drift that they show, and what the rest of the analysis makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.anchors import server_drift
+from analysis.cells import cells
+from analysis.factors import observe
+from analysis.load import load
+from analysis.report import page
+from analysis.spread import spread
+from analysis.verdict import verdict
+from sweeps.tables import ResultsFolder, read_table, write_part
+from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, World, write_sweep
+
+PER_HOUR = 0.02
+TOKENS = 400
+
+
+def add_anchors(folder: Path, *, per_hour: float = PER_HOUR, noise: float = 0.0005, seed: int = 0) -> None:
+    """Two anchors in the server of each speculating trial; each server has its luck, and all slow down over time."""
+    results, rng = ResultsFolder(folder), np.random.default_rng(seed)
+    for trial in read_table(results, "trials").to_pylist():
+        if not trial["num_steps"]:
+            continue
+        luck, rows = rng.normal(0.0, 0.03), []
+        for place, at_s in (("before", trial["started_s"] + 60.0), ("after", trial["ended_s"] - 10.0)):
+            tok_s = 80.0 * np.exp(luck - at_s / 3600 * np.log1p(per_hour) + rng.normal(0.0, noise))
+            rows.append(anchor(trial, place, at_s, float(tok_s)))
+        write_part(results, "anchors", rows, trial_id=trial["trial_id"], attempt=trial["attempt"])
+
+
+def anchor(trial: dict[str, object], place: str, at_s: float, tok_s: float) -> dict[str, object]:
+    keys = {name: trial[name] for name in ("sweep_id", "trial_id", "attempt")}
+    return {
+        **keys,
+        "place": place,
+        "block_index": 0,
+        "started_s": at_s,
+        "wall_s": TOKENS / tok_s,
+        "decode_s": TOKENS / tok_s,
+        "decode_tokens": TOKENS,
+        "tok_s": tok_s,
+        "num_requests": 1,
+        "num_cycles": TOKENS,
+        "cycle_ms": 1000.0 / tok_s,
+        "output_hash": "x",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE) for _ in range(8))]
+    return write_sweep(tmp_path / "r", runs, World(trial_s=1800.0, launch_sd=0.02))
+
+
+def test_a_sweep_without_anchors_shows_no_drift_inside_servers(folder: Path) -> None:
+    assert server_drift(load(folder)) is None
+    assert verdict(load(folder)).server_drift is None
+
+
+def test_the_luck_of_a_launch_is_no_drift(folder: Path) -> None:
+    add_anchors(folder)
+    found = server_drift(load(folder))
+    assert found is not None
+    assert (found.num_anchors, found.num_servers) == (16, 8)
+    assert found.per_hour == pytest.approx(-PER_HOUR, abs=0.004)
+    low, high = found.interval
+    assert low < -PER_HOUR < high
+    slower = server_drift(load(folder), "cycle_ms")
+    assert slower is not None
+    assert slower.slope == pytest.approx(-found.slope)
+
+
+def test_anchors_are_no_blocks_of_a_configuration(folder: Path) -> None:
+    before = cells(load(folder), "tok_s")
+    add_anchors(folder)
+    after = cells(load(folder), "tok_s")
+    assert after.keys == before.keys
+    np.testing.assert_array_equal(after.numerators, before.numerators)
+
+
+def test_a_drift_that_anchors_tell_better_is_taken_from_them(folder: Path) -> None:
+    own = spread(cells(load(folder), "tok_s"))
+    add_anchors(folder, per_hour=0.001)
+    results = load(folder)
+    learnt = observe(results, "tok_s").spread
+    inside = server_drift(results)
+    assert inside is not None
+    assert learnt.drift_per_hour == pytest.approx(inside.per_hour)
+    assert learnt.drift_per_hour != own.drift_per_hour
+    assert learnt.df == own.df + 1, "no degree of freedom is spent on the drift"
+    assert learnt.anchored_variance == inside.variance
+
+
+def test_a_drift_between_servers_that_anchors_do_not_see_is_still_taken_out(tmp_path: Path) -> None:
+    runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE) for _ in range(8))]
+    folder = write_sweep(tmp_path / "r", runs, World(trial_s=1800.0, launch_sd=0.002, drift_per_trial=0.02))
+    own = spread(cells(load(folder), "tok_s"))
+    add_anchors(folder, per_hour=0.0)
+    assert observe(load(folder), "tok_s").spread.drift_per_hour == own.drift_per_hour
+
+
+def test_the_report_says_what_the_anchors_say(folder: Path) -> None:
+    add_anchors(folder)
+    text = page(verdict(load(folder)))
+    assert "Inside 8 servers, the target alone (step count 0) was measured 16 times: -2." in text or "-1.9" in text
