@@ -168,6 +168,22 @@ def test_broken_documents(text: str, message: str) -> None:
         ({"nccl_sets": {"a": {"FOO": 1}}}, "nccl_sets.a.FOO: not an NCCL variable"),
         ({"nccl_sets": {"a": {"NCCL_ALGO": "Tree"}}}, "write allreduce:tree"),
         ({"search__env": {"SGLANG_SIMULATE_ACC_LEN": ["2"]}}, "say so with acceptance: pinned"),
+        (
+            {"acceptance": "mixed"},
+            "acceptance: `mixed` wants the accept length in engine.env as SGLANG_SIMULATE_ACC_LEN",
+        ),
+        (
+            {"acceptance": "mixed", "engine__env": {"SGLANG_SIMULATE_ACC_LEN": "0.5"}},
+            "engine.env.SGLANG_SIMULATE_ACC_LEN: wanted tokens per cycle, bonus token included (1 or more), got '0.5'",
+        ),
+        (
+            {
+                "acceptance": "mixed",
+                "engine__env": {"SGLANG_SIMULATE_ACC_LEN": "2"},
+                "search__env": {"SGLANG_SIMULATE_ACC_METHOD": ["multinomial"]},
+            },
+            "search.env.SGLANG_SIMULATE_ACC_METHOD: no dimension of a mixed sweep",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(changes: dict[str, Any], message: str) -> None:
@@ -212,6 +228,7 @@ def test_what_the_real_engine_needs(changes: dict[str, Any], message: str) -> No
         {"engine__args": {"tp-size": 8, "device": "cpu"}, "resources__gpus": 1},
         {"engine__args": {"speculative-draft-attention-backend": "triton"}},
         {"acceptance": "pinned", "engine__env": {"SGLANG_SIMULATE_ACC_LEN": 2.5}},
+        {"acceptance": "mixed", "engine__env": {"SGLANG_SIMULATE_ACC_LEN": 2.5}},
     ],
 )
 def test_what_the_real_engine_takes(changes: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sweeps.engines.sglang_command import (
     launch_command,
     launch_environment,
     num_ranks,
+    pinned_accept_length,
     recorded_command,
     recorded_environment,
     recorded_removals,
@@ -189,3 +191,25 @@ def test_what_a_spec_does_not_name_is_no_path_of_this_machine() -> None:
 
 def test_variables_of_a_worker_process_are_no_removals_of_the_sweep() -> None:
     assert recorded_removals(("NCCL_ALGO", "OMP_NUM_THREADS", "PYTHONPATH")) == ("NCCL_ALGO",)
+
+
+PINNED_ENV = 'env: {PYTHONPATH: /opt/extra, SGLANG_SIMULATE_ACC_LEN: "2.5", SGLANG_SIMULATE_ACC_METHOD: match-expected}'
+
+
+@pytest.mark.parametrize("acceptance", ["mixed", "pinned"])
+def test_only_a_pinned_trial_of_a_mixed_sweep_simulates_acceptance(acceptance: str) -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace('env: {PYTHONPATH: /opt/extra, HF_HUB_OFFLINE: "1"}', PINNED_ENV)
+    own = parse_spec(text + f"acceptance: {acceptance}\n", source="test")
+    inherited = {"SGLANG_SIMULATE_ACC_LEN": "7", "SGLANG_SIMULATE_ACC_METHOD": "multinomial"}
+    probe = ProbeFiles(folder=Path("/probe"))
+    for configuration in Space(own).configurations()[:3]:
+        for pinned in (False, True):
+            served = replace(configuration, pinned=pinned)
+            child = child_environment(own, served, inherited=inherited, probe=probe)
+            simulates = {name for name in child.variables if name.startswith("SGLANG_SIMULATE_")}
+            wanted = set(inherited) if pinned or acceptance == "pinned" else set()
+            assert simulates == wanted, "what this process has of them never reaches a server"
+            assert set(inherited) <= set(child.removed)
+            assert {name for name in recorded_environment(own, served) if name in inherited} == wanted
+            lengths = {0: None, 1: 2.0, 3: 2.5}
+            assert pinned_accept_length(own, served) == (lengths[configuration.num_steps] if wanted else None)
