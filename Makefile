@@ -59,9 +59,12 @@ test-engine-all: $(VENV)/.ready $(ENGINE_VENV)-0.5.16/.ready $(ENGINE_VENV)-0.5.
 	SPECSWEEP_ENGINE_PYTHON=$(ENGINE_VENV)-0.5.16/bin/python $(RUN) -m pytest tests/engine -m engine_all
 	SPECSWEEP_ENGINE_PYTHON=$(ENGINE_VENV)-0.5.23/bin/python $(RUN) -m pytest tests/engine -m engine_all
 
+# The Gaussian process among the search policies needs torch: that of the server's environment, where it was built.
+TORCH_SITE ?= $(firstword $(wildcard $(ENGINE_VENV)/lib/python3*/site-packages))
+
 bench: $(VENV)/.ready  ## every benchmark that needs no GPU, then the page of results
 	$(RUN) -m benchmarks.overhead
-	$(RUN) -m benchmarks.search_cost
+	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.search_cost $(if $(TORCH_SITE),--torch-site $(TORCH_SITE))
 	$(RUN) -m benchmarks.results_page
 
 results-page: $(VENV)/.ready

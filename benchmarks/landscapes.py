@@ -1,14 +1,24 @@
-"""Machines and spaces that search policies are compared on: profiles of the simulated engine, some bent on purpose."""
+"""Machines and spaces that search policies are compared on: profiles of the simulated engine, some bent on purpose,
+and recorded sweeps of a real machine, replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
+from statistics import fmean
 
+from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.engines.replay import ReplayEngine
+from sweeps.engines.simulated import SimulatedEngine
+from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, parse_spec
 
+Values = Mapping[Configuration, float]
+
+ASSETS = Path(__file__).parents[1] / "tests" / "assets"
 TURIN_SETS = """
   p2p-sys: {NCCL_P2P_LEVEL: SYS}
   ll: {NCCL_PROTO: LL}
@@ -31,20 +41,12 @@ ALL_SETS = "[default, p2p-sys, ll, p2p-sys-ll, p2p-sys-tree, graph-file, no-p2p,
 STEPS = "num_steps: [0, 1, 2, 3, 4, 5, 7]"
 TREES = STEPS + "\n  eagle_topk: [1, 2, 4]\n  num_draft_tokens: [4, 8, 16]"
 
-_SPEC = """
-sweep: search-cost
-engine: {{kind: simulated, machine: {machine}, noise: {noise}}}
-nccl_sets: {{}}
-search:
-  num_steps: [0]
-workload: {{prompt_tokens: 512, output_tokens: 512, warmup_blocks: 2, blocks: 12}}
-control: {{every: 0, incumbent: false}}
-"""
+_WORKLOAD = "{prompt_tokens: 512, output_tokens: 512, warmup_blocks: 2, blocks: 12}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """One machine, one space. `holds`: whether every assumption of the cycle model does."""
+    """One simulated machine, one space."""
 
     name: str
     machine: str
@@ -52,7 +54,8 @@ class Landscape:
     sets: str = ""
     drafter: str = "kimi-k2.5-eagle3"
     noise: float = 1.0
-    holds: bool = True
+    holds: bool | None = True
+    """Whether every assumption of the cycle model does; None: nobody knows."""
     bend: Callable[[MachineProfile], MachineProfile] = lambda profile: profile
 
     @cached_property
@@ -68,10 +71,105 @@ class Landscape:
             f"nccl_sets:{self.sets or ' {}'}\n"
             f"drafters: {{{self.drafter}: {self.drafter}}}\n"
             f"search:\n  {self.search}\n"
-            "workload: {prompt_tokens: 512, output_tokens: 512, warmup_blocks: 2, blocks: 12}\n"
+            f"workload: {_WORKLOAD}\n"
             "control: {every: 0, incumbent: false}\n"
         )
         return parse_spec(text, source=self.name)
+
+    def engine(self, spec: SweepSpec, *, seed: int) -> SimulatedEngine:
+        """The machine with its clock at 0. `spec` is this landscape's own, with a policy's options."""
+        return SimulatedEngine(spec, seed=seed, profile=self.profile)
+
+    def truth(self, seed: int) -> Values:
+        """Noise-free tok/s on the blocks of this seed's sweep, without configurations that the machine cannot run."""
+        return _simulated_truth(self, seed)
+
+    def launch_s(self, configuration: Configuration) -> float:
+        """Mean GPU seconds of a warm launch, its trace and its stop, without any block."""
+        boot = self.profile.boot
+        drafting = boot.drafter_load_s + boot.drafter_capture_s if configuration.speculates else 0.0
+        return boot.launch_s + boot.weight_load_s + boot.capture_s + boot.stop_s + boot.trace_s + drafting
+
+    def block_s(self, configuration: Configuration) -> float:
+        """Mean seconds of one block."""
+        forward, workload = self.profile.forward, self.spec.workload
+        prefill_ms = forward.prefill_base_ms + forward.prefill_token_ms * workload.prompt_tokens
+        tok_s = self._typical.expected(configuration).tok_s
+        return prefill_ms / 1000.0 + workload.output_tokens / tok_s
+
+    @cached_property
+    def _typical(self) -> SimulatedEngine:
+        return self.engine(self.spec, seed=0)
+
+
+@lru_cache(maxsize=32)
+def _simulated_truth(landscape: Landscape, seed: int) -> Values:
+    engine, values = landscape.engine(landscape.spec, seed=seed), {}
+    for member in Space(landscape.spec).configurations():
+        try:
+            values[member] = engine.expected_tok_s(member, num_blocks=landscape.spec.workload.blocks)
+        except EngineError:
+            continue
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """One recorded sweep and a space of what it measured."""
+
+    name: str
+    recording: str
+    """A folder below `tests/assets`."""
+    search: str
+    replicates: int = 1
+    holds: bool | None = None
+
+    @cached_property
+    def spec(self) -> SweepSpec:
+        """As `Landscape.spec`, with the workload of the recorded sweep."""
+        folder = ASSETS / self.recording
+        recorded = parse_spec((folder / "spec.yaml").read_text(encoding="utf-8"), source=self.recording)
+        text = (
+            f"sweep: {self.name}\n"
+            f"engine: {{kind: replay, recording: {folder}}}\n"
+            "drafters: {mini: tests/assets/kimi_mini/drafter}\n"
+            f"search:\n  {self.search}\n"
+            f"study: {{max_replicates: {self.replicates}}}\n"
+            "control: {every: 0, incumbent: false}\n"
+        )
+        return replace(parse_spec(text, source=self.name), workload=recorded.workload)
+
+    def engine(self, spec: SweepSpec, *, seed: int) -> ReplayEngine:
+        """See `Landscape`."""
+        return ReplayEngine(spec, seed=seed)
+
+    def truth(self, seed: int) -> Values:
+        """What each configuration was recorded at; the same for every seed."""
+        return self._recorded
+
+    def launch_s(self, configuration: Configuration) -> float:
+        """Median GPU seconds of a recorded launch and stop; a replayed trace takes no time."""
+        return sum(self._engine.recording.boot_s.values()) + self._engine.recording.stop_s
+
+    def block_s(self, configuration: Configuration) -> float:
+        """Mean seconds of a recorded block."""
+        return fmean(
+            row["wall_s"] for row in self._engine.recording.configurations[configuration.configuration_id].blocks
+        )
+
+    @cached_property
+    def _engine(self) -> ReplayEngine:
+        return self.engine(self.spec, seed=0)
+
+    @cached_property
+    def _recorded(self) -> Values:
+        values = {}
+        for member in Space(self.spec).configurations():
+            try:
+                values[member] = self._engine.tok_s(member)
+            except EngineError:
+                continue
+        return values
 
 
 def _drifting(profile: MachineProfile) -> MachineProfile:
@@ -122,7 +220,7 @@ _H200_SEARCH = """num_steps: [0, 1, 2, 3, 4, 5, 6, 7]
   args: {disable-custom-all-reduce: [false, true]}"""
 _LARGE = f"""num_steps: [0, 1, 2, 3, 4, 5, 6, 7, 8]
   eagle_topk: [1, 2, 4, 8]
-  num_draft_tokens: [4, 6, 8, 12, 16, 24]
+  num_draft_tokens: [4, 6, 8, 10, 12, 16, 24, 32]
   nccl: {ALL_SETS}
   args: {{schedule-conservativeness: ["0.5", "1.0"]}}"""
 
@@ -131,7 +229,13 @@ def _turin(name: str, **options: object) -> Landscape:
     return Landscape(name=name, machine=_TURIN, sets=TURIN_SETS, search=f"{TREES}\n  nccl: {ALL_SETS}", **options)  # type: ignore[arg-type]
 
 
-LANDSCAPES: Mapping[str, Landscape] = {
+_RECORDED = """num_steps: [0, 1, 2, 3, 5]
+  eagle_topk: [1, 4]
+  num_draft_tokens: [5]"""
+_PINNED = """num_steps: [0, 1, 2, 3, 5]
+  eagle_topk: [1]"""
+
+LANDSCAPES: Mapping[str, Landscape | Replay] = {
     each.name: each
     for each in (
         Landscape(
@@ -149,5 +253,13 @@ LANDSCAPES: Mapping[str, Landscape] = {
         _turin("broken-draft-nccl", holds=False, bend=_draft_by_nccl),
         _turin("broken-launches", holds=False, bend=_uneven_launches),
         Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
+        Replay(name="h200-replay", recording="h200_kimi_mini_v1", search=_RECORDED),
+        Replay(
+            name="h200-replay-drafting",
+            recording="h200_kimi_mini_v1",
+            search=_RECORDED.replace("[0, ", "["),
+            replicates=4,
+        ),
+        Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", search=_PINNED, replicates=4),
     )
 }

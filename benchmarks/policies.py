@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from benchmarks.landscapes import Landscape
+from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime
+from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.space import Configuration, Space
@@ -58,7 +59,10 @@ class Run:
     stop_reason: str
     certified: bool
     best_pruned: bool
-    decisions_ms: tuple[float, ...]
+    suggest_ms: tuple[float, ...]
+    """CPU time of each suggestion, refits included; wall time would measure who else is on the machine."""
+    prune_ms: tuple[float, ...]
+    """Of each decision whether a trial goes on."""
     findings: int
     trials: int
     launches: int
@@ -77,60 +81,42 @@ class Run:
         return self.shortfalls[-1] if self.shortfalls else 1.0
 
 
-def truth(landscape: Landscape, space: Space, engine: SimulatedEngine) -> dict[Configuration, float]:
-    """Noise-free tok/s; configurations that the machine cannot run are left out."""
-    values = {}
-    for member in space.configurations():
-        try:
-            values[member] = engine.expected_tok_s(member, num_blocks=landscape.spec.workload.blocks)
-        except EngineError:
-            continue
-    return values
+def trial_s(landscape: Landscape | Replay, configuration: Configuration, *, launched: bool = True) -> float:
+    """Mean GPU seconds of a whole trial: warm-up and every block, after a launch or in a live server."""
+    blocks = landscape.spec.workload.blocks + landscape.spec.workload.warmup_blocks
+    return launched * landscape.launch_s(configuration) + blocks * landscape.block_s(configuration)
 
 
-def launch_s(landscape: Landscape, configuration: Configuration) -> float:
-    """Mean GPU seconds of a warm launch with warm-up and every block."""
-    boot, blocks = landscape.profile.boot, landscape.spec.workload
-    drafting = boot.drafter_load_s + boot.drafter_capture_s if configuration.speculates else 0.0
-    boot_s = boot.launch_s + boot.weight_load_s + boot.capture_s + boot.stop_s + boot.trace_s + drafting
-    return boot_s + blocks_s(landscape, configuration) * (blocks.blocks + blocks.warmup_blocks)
-
-
-def blocks_s(landscape: Landscape, configuration: Configuration) -> float:
-    """Mean seconds of one block."""
-    engine = SimulatedEngine(landscape.spec, profile=landscape.profile)
-    forward, workload = landscape.profile.forward, landscape.spec.workload
-    prefill_ms = forward.prefill_base_ms + forward.prefill_token_ms * workload.prompt_tokens
-    return prefill_ms / 1000.0 + workload.output_tokens / engine.expected(configuration).tok_s
-
-
-def run_policy(landscape: Landscape, policy: Policy, *, seed: int, switch_in_place: bool, stop: bool = True) -> Run:
+def run_policy(
+    landscape: Landscape | Replay, policy: Policy, *, seed: int, switch_in_place: bool, stop: bool = True
+) -> Run:
     """One sweep on the virtual clock."""
     spec = _spec(landscape, policy, seed, switch_in_place=switch_in_place, stop=stop)
     space = Space(spec)
-    engine = SimulatedEngine(spec, seed=seed, profile=landscape.profile)
-    values = truth(landscape, space, engine)
+    engine = landscape.engine(spec, seed=seed)
+    values = landscape.truth(seed)
     best = max(values, key=lambda member: values[member])
     block = next(block for block in plan_blocks(spec.workload, folder=Path()) if not block.warmup)
     rng = np.random.default_rng((seed, 0x5EA))
-    times, shortfalls, decisions = [], [], []
+    times, shortfalls, suggested = [], [], []
+    decided: list[float] = []
     launches, live, best_pruned = 0, None, False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = SweepStudy(spec, space, clock=engine.now_s)
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             incumbent = study.incumbent  # refits the model, so that its cost is the decision's
             if incumbent is not None:
                 times.append(engine.now_s())
                 shortfalls.append(1.0 - values.get(incumbent, 0.0) / values[best])
             trial = study.ask()
-            decisions.append(1000.0 * (time.perf_counter() - began))
+            suggested.append(1000.0 * (time.thread_time() - began))
             if trial is None or (
                 study.stop_reason is not None and trial.role == "control" and len(study.observations) > 1
             ):
                 break
-            outcome = _measure(study, engine, trial, block, rng, live)
+            outcome = _measure(study, engine, trial, block, rng, live, decided)
             launches += outcome.relaunched is not False
             live = None if outcome.status == "failed" else trial.launch_key
             study.tell(trial, outcome)
@@ -145,17 +131,18 @@ def run_policy(landscape: Landscape, policy: Policy, *, seed: int, switch_in_pla
         stop_reason=study.stop_reason or "",
         certified=(study.stop_reason or "").startswith("P("),
         best_pruned=best_pruned,
-        decisions_ms=tuple(decisions),
+        suggest_ms=tuple(suggested),
+        prune_ms=tuple(decided),
         findings=len(getattr(sampler, "findings", ())),
         trials=len(study.observations),
         launches=launches,
     )
 
 
-def _spec(landscape: Landscape, policy: Policy, seed: int, *, switch_in_place: bool, stop: bool) -> SweepSpec:
+def _spec(landscape: Landscape | Replay, policy: Policy, seed: int, *, switch_in_place: bool, stop: bool) -> SweepSpec:
     spec = landscape.spec
-    first = Space(spec).configurations()[-1]
-    seconds = BUDGET_LAUNCHES * launch_s(landscape, first)
+    typical = list(landscape.truth(seed))[-1]
+    seconds = BUDGET_LAUNCHES * trial_s(landscape, typical)
     return replace(
         spec,
         engine=replace(spec.engine, switch_in_place=switch_in_place),
@@ -172,13 +159,14 @@ def _spec(landscape: Landscape, policy: Policy, seed: int, *, switch_in_place: b
 
 def _measure(
     study: SweepStudy,
-    engine: SimulatedEngine,
+    engine: SimulatedEngine | ReplayEngine,
     trial: PlannedTrial,
     block: Block,
     rng: np.random.Generator,
     live: str | None,
+    decided: list[float],
 ) -> Outcome:
-    """What `Measurement` does, on block summaries drawn directly."""
+    """What `Measurement` does, on block summaries drawn directly; CPU milliseconds of each report go to `decided`."""
     spent: dict[str, float] = {}
     mark = engine.now_s()
 
@@ -206,12 +194,14 @@ def _measure(
         for index in range(study.spec.workload.blocks):
             summary = engine.block_summary(index, rng=rng)
             charge("measure")
+            began = time.thread_time()
             decision = study.report(trial, summary, seconds=spent)
+            decided.append(1000.0 * (time.thread_time() - began))
             if decision.prune:
                 status, reason = "pruned", decision.reason
                 break
         if status == "completed":
-            kernels = engine.trace(block)
+            kernels = engine.trace(block) or ()
             charge("trace")
     except EngineError as error:
         engine.close()

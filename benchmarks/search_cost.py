@@ -1,9 +1,11 @@
 """What search policies cost until they are right: GPU seconds on the virtual clock, no Ray, simulated machines.
 
-    python -m benchmarks.search_cost [--short] [--json] [--seeds N] [--landscapes NAME,...]
+    python -m benchmarks.search_cost [--short] [--json] [--seeds N] [--landscapes NAME,...] [--torch-site PATH]
 
 Every policy is driven by the `SweepStudy` of a real sweep, with the same blocks and budget, with switch in place and
-without. The exhaustive grid is charged in full: it cannot know before its end that it is right.
+without. The exhaustive grid is charged in full: it cannot know before its end that it is right. The Gaussian process
+needs torch, which this environment leaves out; it takes that of another one (`--torch-site`), over fewer seeds, for it
+is slow. Set OMP_NUM_THREADS=1: the matrices are small, and each process has a core of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +25,10 @@ from typing import Any
 
 import optuna
 
-from benchmarks.landscapes import LANDSCAPES, Landscape
-from benchmarks.policies import POLICIES, Run, blocks_s, launch_s, run_policy, truth
+from benchmarks.landscapes import LANDSCAPES, Landscape, Replay, Values
+from benchmarks.policies import POLICIES, Run, run_policy, trial_s
 from benchmarks.record import record
-from sweeps.engines.simulated import SimulatedEngine
-from sweeps.space import Configuration, Space
+from sweeps.space import Space
 
 OURS = "cycle_model"
 SHORT = ("pcie-eagle3", "h200-48", "broken-accept-nccl")
@@ -47,31 +48,45 @@ _RECORD_EVERY = 5
 Results = dict[tuple[str, str, bool], list[Run]]
 
 
-def available() -> tuple[str, ...]:
-    """Policies that can run here: the Gaussian process needs torch."""
-    return tuple(name for name in POLICIES if name != "gp" or importlib.util.find_spec("torch") is not None)
+def not_available() -> dict[str, str]:
+    """Policies that cannot run here, with the reason."""
+    return {} if importlib.util.find_spec("torch") is not None else {"gp": "needs torch, which is not installed here"}
 
 
-def run_seed(names: Iterable[str], policies: Iterable[str], seed: int) -> dict[tuple[str, str, bool], Run]:
-    """One sweep of every landscape, policy and arm."""
+def run_seed(names: Iterable[str], seeds: Mapping[str, int], seed: int) -> dict[tuple[str, str, bool], Run]:
+    """One sweep of every landscape and arm by each policy that has this seed."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return {
         (name, policy, switch): run_policy(LANDSCAPES[name], POLICIES[policy], seed=seed, switch_in_place=switch)
         for name in names
-        for policy in policies
+        for policy, count in seeds.items()
         for switch in (True, False)
+        if seed < count
     }
 
 
-def gather(names: Sequence[str], policies: Sequence[str], seeds: int, *, workers: int = 1) -> Iterator[Results]:
-    """The results so far, after each seed; a seed is one process's work."""
+def gather(names: Sequence[str], seeds: Mapping[str, int], *, workers: int = 1, site: str = "") -> Iterator[Results]:
+    """The results so far, after each seed; a seed is one process's work.
+
+    Args:
+        seeds: of each policy that is to run.
+        site: site-packages to take torch from.
+    """
     results: Results = {}
-    with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
+    first = partial(run_seed, names, seeds)
+    pool = ProcessPoolExecutor(workers, initializer=_take_from, initargs=(site,)) if workers > 1 else None
+    with pool or nullcontext():
         spread = pool.map if pool is not None else map
-        for runs in spread(partial(run_seed, names, policies), range(seeds)):
+        for runs in spread(first, range(max(seeds.values()))):
             for key, run in runs.items():
                 results.setdefault(key, []).append(run)
             yield results
+
+
+def _take_from(site: str) -> None:
+    """After this environment's own packages: only what is missing comes from there."""
+    if site and site not in sys.path:
+        sys.path.append(site)
 
 
 def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -> dict[str, Any]:
@@ -85,10 +100,13 @@ def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -
         if run.certified
     ]
     ours = [run for (_, policy, _), runs in results.items() if policy == OURS for run in runs]
+    left_out = {name: "was not asked for" for name in POLICIES if name not in policies} | not_available()
     return {
-        "engine": "simulated",
-        "seeds": min(len(runs) for runs in results.values()),
-        "not_run": [name for name in POLICIES if name not in policies],
+        "engine": "simulated, and replay",
+        "seeds": {
+            policy: min(len(runs) for (_, name, _), runs in results.items() if name == policy) for policy in policies
+        },
+        "not_run": left_out,
         "landscapes": landscapes,
         "certificate_where_assumptions_hold": _certificate(certified),
         "certificate_everywhere": _certificate([run for run in ours if run.certified]),
@@ -97,12 +115,11 @@ def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -
     }
 
 
-def _landscape(landscape: Landscape, policies: Sequence[str], results: Results) -> dict[str, Any]:
-    space = Space(landscape.spec)
-    values = truth(landscape, space, SimulatedEngine(landscape.spec, profile=landscape.profile))
+def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: Results) -> dict[str, Any]:
+    space, values = Space(landscape.spec), landscape.truth(0)
     best = max(values, key=lambda member: values[member])
-    bound_s = launch_s(landscape, best) + launch_s(landscape, space.control)
-    grid_s = sum(launch_s(landscape, member) for member in values)
+    bound_s = trial_s(landscape, best) + trial_s(landscape, space.control)
+    grid_s = sum(trial_s(landscape, member) for member in values)
     arms = {
         arm: {name: _policy(results[landscape.name, name, switch]) for name in policies}
         for arm, switch in (("switch_in_place", True), ("relaunch", False))
@@ -126,7 +143,6 @@ def _landscape(landscape: Landscape, policies: Sequence[str], results: Results) 
 
 def _policy(runs: Sequence[Run]) -> dict[str, Any]:
     within_s = [run.within_s() for run in runs]
-    decisions = [each for run in runs for each in run.decisions_ms]
     return {
         "median_s": _quantile(within_s, 0.5),
         "p95_s": _quantile(within_s, 0.95),
@@ -137,8 +153,9 @@ def _policy(runs: Sequence[Run]) -> dict[str, Any]:
         "trials_median": statistics.median(run.trials for run in runs),
         "best_pruned": _share(run.best_pruned for run in runs),
         "assumption_dropped": _share(run.findings > 0 for run in runs),
-        "decision_median_ms": statistics.median(decisions),
-        "decision_p99_ms": sorted(decisions)[int(0.99 * (len(decisions) - 1))],
+        "seeds": len(runs),
+        **_times("suggest", [each for run in runs for each in run.suggest_ms]),
+        **_times("prune", [each for run in runs for each in run.prune_ms]),
         **_certificate([run for run in runs if run.certified]),
     }
 
@@ -151,15 +168,17 @@ def _certificate(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _grid_switch_s(landscape: Landscape, space: Space, values: Mapping[Configuration, float]) -> float:
+def _times(name: str, values_ms: Sequence[float]) -> dict[str, float | None]:
+    quantiles = {"median": 0.5, "p95": 0.95, "p99": 0.99}
+    return {f"{name}_{quantile}_ms": _quantile(values_ms, share) for quantile, share in quantiles.items()}
+
+
+def _grid_switch_s(landscape: Landscape | Replay, space: Space, values: Values) -> float:
     """The grid with one launch per launch key."""
     total, keys = 0.0, set()
     for member in values:
-        measured_s = blocks_s(landscape, member) * (
-            landscape.spec.workload.blocks + landscape.spec.workload.warmup_blocks
-        )
         key = space.launch_key(member)
-        total += measured_s if key in keys else launch_s(landscape, member)
+        total += trial_s(landscape, member, launched=key not in keys)
         keys.add(key)
     return total
 
@@ -167,6 +186,8 @@ def _grid_switch_s(landscape: Landscape, space: Space, values: Mapping[Configura
 def _quantile(values: Iterable[float], share: float) -> float | None:
     """None where it is not finite: that many sweeps never got there within the budget."""
     ordered = sorted(values)
+    if not ordered:
+        return None
     value = ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
     return value if math.isfinite(value) else None
 
@@ -192,6 +213,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
             f"{name} ({entry['configurations']}): bound {entry['lower_bound_s']:.0f}, "
             f"grid {entry['grid_relaunch_s']:.0f}, " + ", ".join(row)
         )
+    shown += [f"{name}: not run, {reason}" for name, reason in figures["not_run"].items()]
     shown.append(f"certificate: {figures['certificate_where_assumptions_hold']}")
     return shown
 
@@ -204,14 +226,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--landscapes", default=None, help="names, comma-separated; absent: all")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one seed each at a time")
+    parser.add_argument("--torch-site", default="", help="site-packages to take torch from, for the policy gp")
+    parser.add_argument("--gp-seeds", type=int, default=10, help="seeds of the policy gp, which is slow")
     options = parser.parse_args(arguments)
+    _take_from(options.torch_site)
     names = SHORT if options.short else tuple(LANDSCAPES)
     if options.landscapes:
         names = tuple(options.landscapes.split(","))
-    seeds, policies = options.seeds or (3 if options.short else 100), available()
-    for done, results in enumerate(gather(names, policies, seeds, workers=options.workers), start=1):
+    seeds = options.seeds or (3 if options.short else 100)
+    of_policy = {name: seeds for name in POLICIES if name not in not_available()}
+    if "gp" in of_policy:
+        of_policy["gp"] = min(seeds, options.gp_seeds)
+    of_policy = {name: count for name, count in of_policy.items() if count}
+    rounds = gather(names, of_policy, workers=options.workers, site=options.torch_site)
+    for done, results in enumerate(rounds, start=1):
         if done == seeds or done % _RECORD_EVERY == 0:
-            figures = summarise(names, policies, results)
+            figures = summarise(names, tuple(of_policy), results)
             if not options.short and not options.landscapes:
                 record("search_cost", figures)
             print(f"{done} of {seeds} seeds", file=sys.stderr, flush=True)

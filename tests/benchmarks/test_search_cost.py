@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.landscapes import LANDSCAPES
-from benchmarks.policies import Run
-from benchmarks.search_cost import OURS, available, gather, lines, summarise
+from benchmarks.landscapes import LANDSCAPES, Replay
+from benchmarks.policies import Policy, Run, run_policy
+from benchmarks.search_cost import OURS, gather, lines, not_available, summarise
+from sweeps.spec import Choice
 
 NAMES = ("pcie-eagle3", "h200-48", "broken-accept-nccl")
 POLICIES = ("tpe+halving", OURS)
@@ -17,7 +18,7 @@ SEEDS = 3
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    *_, results = gather(NAMES, POLICIES, SEEDS)
+    *_, results = gather(NAMES, dict.fromkeys(POLICIES, SEEDS))
     return summarise(NAMES, POLICIES, results)
 
 
@@ -47,9 +48,11 @@ def test_switch_and_model_are_told_apart(figures: dict[str, Any]) -> None:
 
 
 def test_policies_that_cannot_run_are_named(figures: dict[str, Any]) -> None:
-    assert "tpe" in figures["not_run"]
-    assert OURS in available()
-    assert len(lines(figures)) == len(NAMES) + 1
+    assert figures["not_run"]["tpe"] == "was not asked for"
+    assert OURS not in figures["not_run"]
+    assert set(not_available()) <= {"gp"}
+    assert figures["seeds"] == dict.fromkeys(POLICIES, SEEDS)
+    assert len(lines(figures)) == len(NAMES) + len(figures["not_run"]) + 1
 
 
 def test_within_is_when_the_incumbent_comes_to_stay() -> None:
@@ -60,7 +63,8 @@ def test_within_is_when_the_incumbent_comes_to_stay() -> None:
         stop_reason="",
         certified=False,
         best_pruned=False,
-        decisions_ms=(),
+        suggest_ms=(),
+        prune_ms=(),
         findings=0,
         trials=4,
         launches=4,
@@ -74,4 +78,14 @@ def test_within_is_when_the_incumbent_comes_to_stay() -> None:
 def test_landscapes_are_readable_specs(name: str) -> None:
     landscape = LANDSCAPES[name]
     assert landscape.spec.control.every == 0
-    assert landscape.profile.name == landscape.machine
+    assert isinstance(landscape, Replay) or landscape.profile.name == landscape.machine
+
+
+def test_a_recorded_sweep_is_a_landscape() -> None:
+    landscape = LANDSCAPES["h200-replay-pinned"]
+    run = run_policy(landscape, Policy(Choice(name="grid")), seed=0, switch_in_place=True)
+    values = landscape.truth(0)
+    assert len(values) == 5
+    assert run.trials >= len(values)
+    assert run.final < 0.1
+    assert run.ended_s >= landscape.launch_s(max(values, key=values.__getitem__))
