@@ -106,6 +106,8 @@ class Server:
         with self.lock:
             self.generations += 1
             accepted = 0 if "draft_inert" in self.faults else (self.generations * 7) % (steps + 1)
+        if (pinned := os.environ.get("SGLANG_SIMULATE_ACC_LEN")) is not None:
+            accepted = min(round(float(pinned)) - 1, steps)
         came = 1 + accepted
         started_ms = time.monotonic() * 1000
         time.sleep(self.cycle_s * scale)

@@ -196,6 +196,32 @@ def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(be
     assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
 
 
+def test_only_a_pinned_launch_simulates_acceptance_and_it_is_never_switched_into(bench: Bench, tmp_path: Path) -> None:
+    env = {**bench.spec.engine.env, "SGLANG_SIMULATE_ACC_LEN": "2"}
+    spec = replace(bench.spec, acceptance="mixed", engine=replace(bench.spec.engine, env=env))
+    mixed = Bench(spec, bench.engine.__class__(spec, **_folders(bench, tmp_path)))
+    three, block = mixed.configuration(3), mixed.blocks[-1]
+    try:
+        report = mixed.engine.launch(replace(three, pinned=True), step_candidates=(1, 3))
+        assert report.environment["SGLANG_SIMULATE_ACC_LEN"] == "2"
+        seen = [row for row in report.evidence if row.setting == "env.SGLANG_SIMULATE_ACC_LEN"]
+        assert {row.seen for row in seen} <= {"2"}
+        record = mixed.engine.run_block(block)
+        assert summarise(record, block_index=0).accept_length == pytest.approx(2.0)
+        assert mixed.engine.switch(mixed.configuration(1)) is None
+        assert mixed.engine.switch(replace(mixed.configuration(1), pinned=True)) is not None
+        report = mixed.launch(3)
+        assert "SGLANG_SIMULATE_ACC_LEN" not in report.environment
+        assert not [row for row in report.evidence if row.setting == "env.SGLANG_SIMULATE_ACC_LEN"]
+        assert set(mixed.engine.run_block(block).cycles["tokens"].to_pylist()) != {2}
+    finally:
+        mixed.engine.close()
+
+
+def _folders(bench: Bench, tmp_path: Path) -> dict[str, Path]:
+    return {"logs": tmp_path / "logs", "node_folder": tmp_path / "node"} if bench.engine.name == "sglang" else {}
+
+
 def test_what_needs_a_launch_is_not_switched_and_the_server_goes_on(bench: Bench) -> None:
     bench.launch(3)
     for other in (bench.configuration(3, "ll"), bench.configuration(0)):
