@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -15,10 +15,12 @@ import ray
 from optuna.trial import TrialState
 
 from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from sweeps.engines.base import Engine
+from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.resume import read_observations
 from sweeps.space import Space
-from sweeps.spec import ResourceSpec, SweepSpec
+from sweeps.spec import ResourceSpec, SweepSpec, parse_spec
 from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, read_table
@@ -26,6 +28,7 @@ from sweeps.trial import recover
 from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
 from sweeps.workload import plan_blocks
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
+from tests.sweeps.test_study import MIXED
 
 pytestmark = pytest.mark.ray
 
@@ -75,7 +78,12 @@ class Notes:
 
 
 def sweep(
-    spec: SweepSpec, root: Path, *, script: dict[str, object] | None = None, notes: Notes | None = None
+    spec: SweepSpec,
+    root: Path,
+    *,
+    script: dict[str, object] | None = None,
+    notes: Notes | None = None,
+    open_engine: Callable[[SweepSpec, ResultsFolder], Engine] = open_stub,
 ) -> tuple[SweepStudy, int, Notes, ResultsFolder]:
     folder, space, notes = ResultsFolder(root), Space(spec), notes or Notes()
     if script is not None:
@@ -87,7 +95,7 @@ def sweep(
         sweep_id="s1",
         folder=folder,
         blocks=plan_blocks(spec.workload, folder=root),
-        open_engine=open_stub,
+        open_engine=open_engine,
     )
     return study, run_study(study, run, notes, num_nodes=1), notes, folder
 
@@ -119,6 +127,35 @@ def test_a_sweep_prunes_refuses_and_keeps_its_actor(weird_tmp_path: Path) -> Non
     assert not list((folder.root / "journal").iterdir())
     blocks = read_table(folder, "blocks")
     assert blocks.num_rows == sum(int(str(row["num_blocks"])) for row in rows.values())
+
+
+def open_simulated(spec: SweepSpec, folder: ResultsFolder) -> SimulatedEngine:
+    return SimulatedEngine(spec)
+
+
+def test_a_mixed_sweep_measures_the_winner_that_it_had_only_timed(tmp_path: Path) -> None:
+    spec = parse_spec(MIXED.replace("NOISE", "0.5"), source="mixed")
+    study, num_errors, notes, folder = sweep(spec, tmp_path, open_engine=open_simulated)
+    assert num_errors == 0
+    assert study.finished
+    rows = [row for row in trials(folder).values() if row["status"] == "completed"]
+    roles = {(row["role"], row["acceptance"]) for row in rows}
+    assert roles == {
+        ("control", "measured"),
+        ("candidate", "measured"),
+        ("candidate", "pinned"),
+        ("incumbent", "measured"),
+    }
+    for row in rows:
+        environment = dict(row["environment"])  # type: ignore[call-overload]
+        assert ("SGLANG_SIMULATE_ACC_LEN" in environment) == (row["acceptance"] == "pinned")
+    assert study.incumbent is not None
+    winner = [row for row in rows if row["configuration_id"] == study.incumbent.configuration_id]
+    assert {row["acceptance"] for row in winner} == {"pinned", "measured"}
+    events = read_table(folder, "events").to_pylist()
+    (checked,) = (row for row in events if row["event"] == "prediction_checked")
+    assert set(dict(checked["numbers"])) == {"predicted", "measured", "share"}
+    assert len(notes.outcomes) == len(rows)
 
 
 def test_steps_are_switched_in_one_actor_where_no_gpu_is_asked_for(tmp_path: Path) -> None:
