@@ -1,8 +1,8 @@
 """What the cycle probe costs, and whether it is right: `python -m benchmarks.probe_overhead SPEC [--requests N]`.
 
-One server, the spec's first speculative configuration. Requests come in fours, probe on, off, off, on, each four with
-one prompt, so that a slow drift of the server falls on both alike. The figure is the ratio of decode throughput, on to
-off, with a 95 % t interval over the fours (logarithms).
+One server, the spec's first speculative configuration. Requests come in fours of one prompt, probe on, off, off, on and
+then the other way round, so that a slow drift of the server falls on both alike. The figure is the ratio of decode
+throughput, on to off, with a 95 % t interval over the fours (logarithms).
 
 Whether it is right is asked twice. Recorded cycles, summed over a request, against the client's clock from first to
 last token, and against the host's clock between the starts of the same cycles. And phase by phase against the spans of
@@ -31,9 +31,9 @@ from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, read_spec
 from sweeps.workload import Block, plan_blocks
 
-ORDER = (True, False, False, True)
-"""Probe on or off within one four."""
-WARMUP_FOURS = 3
+ORDERS = ((True, False, False, True), (False, True, True, False))
+"""Probe on or off within one four, in turn: neither is always the first of a prompt."""
+WARMUP_REQUESTS = 12
 SUM_BLOCKS = 10
 TRACED_CYCLES = 64
 SETTLING_CYCLES = 4
@@ -60,9 +60,10 @@ def _measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: P
     configuration = _configuration(spec)
     report = engine.launch(configuration)
     blocks = _single_requests(spec)
-    for block in itertools.islice(itertools.cycle(blocks), WARMUP_FOURS * len(ORDER)):
+    for block in itertools.islice(itertools.cycle(blocks), WARMUP_REQUESTS):
         engine.generate(block)
-    fours = [_four(engine, block) for block in itertools.islice(itertools.cycle(blocks), num_fours)]
+    turns = zip(itertools.cycle(blocks), itertools.cycle(ORDERS), strict=False)
+    fours = [_four(engine, block, order) for block, order in itertools.islice(turns, num_fours)]
     engine.record_cycles(on=True)
     return {
         "engine": f"SGLang {report.version}",
@@ -87,10 +88,10 @@ def _single_requests(spec: SweepSpec) -> list[Block]:
     return [replace(planned[-1], index=number, prompts=(each,), concurrency=1) for number, each in enumerate(prompts)]
 
 
-def _four(engine: SGLangEngine, block: Block) -> tuple[float, float]:
+def _four(engine: SGLangEngine, block: Block, order: Sequence[bool]) -> tuple[float, float]:
     """Logarithm of the decode rate with the probe on and off, each the mean of two requests."""
     rates: dict[bool, list[float]] = {True: [], False: []}
-    for is_on in ORDER:
+    for is_on in order:
         engine.record_cycles(on=is_on)
         load = engine.generate(block)
         rates[is_on].append(math.log(load.decode_tokens / load.decode_s))

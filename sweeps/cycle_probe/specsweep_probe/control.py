@@ -121,6 +121,7 @@ def _answer(command: dict[str, Any], recorder: Recorder, candidates: list[int]) 
         recorder.forget()
         return {}
     if do == "record":
+        recorder.forget()
         recorder.recording = bool(command["on"])
         return {}
     if do == "pin":
