@@ -55,7 +55,7 @@ def estimate(spec: SweepSpec, space: Space, blocks: Sequence[Block], engine: Eng
     num_incumbents = num_controls - 1 if spec.control.incumbent else 0
     num_keys = len({space.launch_key(member) for member in members})
     by_candidates = min(num_candidates, num_keys)
-    boot_s, trial_s, source = _tried(engine, space, blocks) if engine is not None else _assumed(spec, len(blocks))
+    boot_s, trial_s, source = _tried(engine, space, blocks) if engine is not None else _assumed(blocks)
     return Estimate(
         num_configurations=len(members),
         num_invalid=len(space.invalid()),
@@ -133,9 +133,9 @@ def _tried(engine: Engine, space: Space, blocks: Sequence[Block]) -> tuple[float
     return sum(report.boot_s.values()), trial_s, f"tried out on the engine {engine.name}: simulated, not measured"
 
 
-def _assumed(spec: SweepSpec, num_blocks: int) -> tuple[float, float, str]:
-    waves = -(-spec.workload.requests_per_block // spec.workload.concurrency)
-    trial_s = num_blocks * waves * spec.workload.output_tokens / ASSUMED_TOK_S
+def _assumed(blocks: Sequence[Block]) -> tuple[float, float, str]:
+    waves = ((block, -(-len(block.prompts) // block.concurrency)) for block in blocks)
+    trial_s = sum(count * block.output_tokens for block, count in waves) / ASSUMED_TOK_S
     return ASSUMED_BOOT_S, trial_s, f"assumed: {ASSUMED_BOOT_S:.0f} s boot and {ASSUMED_TOK_S:.0f} tok/s per request"
 
 

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
     try:
-        study = _study(spec, space, opened, num_blocks=spec.workload.blocks)
+        study = _study(spec, space, opened, num_blocks=spec.workload.blocks * len(spec.workload.concurrency))
         if opened.resumed and study.trials_left == 0 and study.ask() is None:
             _conclude(SweepProgress(study), opened)
             return 0

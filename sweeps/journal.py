@@ -63,7 +63,7 @@ class TrialRows:
 
     def _cycles(self) -> pa.Table | list[Row]:
         keyed = [
-            _with_constants(cycles, {**self.keys, "block_index": block["block_index"]})
+            _with_constants(cycles, self.keys | {name: block.get(name) for name in ("block_index", "concurrency")})
             for block, cycles in zip(self.blocks, self.cycles, strict=True)
             if cycles.num_rows
         ]
@@ -146,7 +146,10 @@ def _decode(text: str) -> pa.Table:
 
 
 def _with_constants(cycles: pa.Table, constants: Mapping[str, object]) -> pa.Table:
-    columns = {name: pa.repeat(pa.scalar(value), cycles.num_rows) for name, value in constants.items()}
+    columns = {
+        name: pa.nulls(cycles.num_rows) if value is None else pa.repeat(pa.scalar(value), cycles.num_rows)
+        for name, value in constants.items()
+    }
     return pa.table({**columns, **{name: cycles[name] for name in CYCLE_COLUMNS.names}})
 
 

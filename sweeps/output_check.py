@@ -20,8 +20,8 @@ INERT_ACCEPT_LENGTH = 1.001
 COMPARED_AT_LEAST = 4
 _LEAST_SHARE = 0.5
 
-Outputs = Mapping[tuple[int, str], str]
-"""(block index, prompt id) -> hash of the output's head."""
+Outputs = Mapping[tuple[int | None, int, str], str]
+"""(concurrency, block index, prompt id) -> hash of the output's head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,9 @@ def _equal(one: Outputs, other: Outputs) -> tuple[int, int]:
 def outputs_of(requests: Iterable[Mapping[str, Any]]) -> Outputs:
     """From rows of `requests`; those without a head are left out."""
     return {
-        (row["block_index"], row["prompt_id"]): row["head_hash"] for row in requests if row["head_hash"] is not None
+        (row["concurrency"], row["block_index"], row["prompt_id"]): row["head_hash"]
+        for row in requests
+        if row["head_hash"] is not None
     }
 
 

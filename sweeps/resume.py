@@ -37,7 +37,9 @@ def read_observations(folder: ResultsFolder, space: Space) -> Observations:
     known = {member.configuration_id: member for member in (*space.configurations(), space.control)}
     rows = read_table(folder, "trials").select(_TRIAL_COLUMNS).sort_by("started_at").to_pylist()
     trials = {row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"])}
-    blocks = _by_attempt(read_table(folder, "blocks").select(["trial_id", "attempt", *_BLOCK_FIELDS]).to_pylist())
+    deciding = (None, space.spec.workload.concurrency[0])
+    rows_of_blocks = read_table(folder, "blocks").select(["trial_id", "attempt", "concurrency", *_BLOCK_FIELDS])
+    blocks = _by_attempt([row for row in rows_of_blocks.to_pylist() if row["concurrency"] in deciding])
     kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
     seconds = _seconds(rows)
     return Observations(

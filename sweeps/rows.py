@@ -17,6 +17,7 @@ from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
+from sweeps.workload import Block
 
 PRUNED_EVENT = "pruned"
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")
@@ -69,7 +70,7 @@ def lost_row(trial: PlannedTrial, spec: SweepSpec, reason: str, *, sweep_id: str
     }
 
 
-def block_row(record: BlockRecord, summary: BlockSummary) -> Row:
+def block_row(record: BlockRecord, summary: BlockSummary, block: Block) -> Row:
     """The columns of `blocks`, keys excepted."""
     kinds = record.cycles["timer_kind"].unique().to_pylist()
     hashes = "".join(request.output_hash for request in record.requests)
@@ -80,6 +81,7 @@ def block_row(record: BlockRecord, summary: BlockSummary) -> Row:
         "decode_s": record.decode_s,
         "decode_tokens": record.decode_tokens,
         "num_requests": len(record.requests),
+        "concurrency": block.concurrency,
         "timer_kind": kinds[0] if len(kinds) == 1 else None,
         "output_hash": hashlib.sha256(hashes.encode()).hexdigest()[:16],
         **{name: record.telemetry.get(name) for name in _TELEMETRY_NUMBERS},

@@ -40,6 +40,11 @@ def _as_text(value: object) -> object:
     return repr(value) if isinstance(value, int | float) else value
 
 
+def _as_list(value: object) -> object:
+    """`concurrency: 1` is `concurrency: [1]`."""
+    return (value,) if isinstance(value, int) else value
+
+
 Count = Annotated[int, Strict(), Field(ge=0)]
 AtLeastOne = Annotated[int, Strict(), Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -126,8 +131,11 @@ class WorkloadSpec:
     """synthetic: token ids are drawn below this."""
     prompt_tokens: AtLeastOne = 128
     output_tokens: Annotated[int, Strict(), Field(ge=2)] = 256
-    concurrency: AtLeastOne = 1
+    concurrency: Annotated[tuple[AtLeastOne, ...], BeforeValidator(_as_list)] = (1,)
+    """Requests in flight at a time: one number or several. Every trial measures its configuration at each; the first
+    is what the search decides on, and each has its own verdict."""
     requests_per_block: AtLeastOne = 1
+    """As many as the concurrency where that is more."""
     warmup_blocks: Count = 2
     blocks: AtLeastOne = 12
     temperature: NotNegative = 0.0

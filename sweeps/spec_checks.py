@@ -210,14 +210,23 @@ def _is_length(value: str) -> bool:
         return False
 
 
+_LIMITS_OF_CONCURRENCY = {
+    "max-running-requests": "the others would wait",
+    "cuda-graph-max-bs": "larger batches would run without CUDA graphs",
+}
+"""Server arguments that bound the batch, and what happens beyond."""
+
+
 def _workload(spec: SweepSpec) -> Iterator[Problem]:
     workload = spec.workload
-    if workload.concurrency > workload.requests_per_block:
-        yield Problem(
-            ("workload", "concurrency"),
-            f"{workload.concurrency} requests at a time need as many in a block, "
-            f"but requests_per_block is {workload.requests_per_block}",
-        )
+    most = max(workload.concurrency, default=0)
+    if not workload.concurrency:
+        yield Problem(("workload", "concurrency"), "wanted at least one value")
+    if len(set(workload.concurrency)) < len(workload.concurrency):
+        yield Problem(("workload", "concurrency"), f"wanted each number once, got {list(workload.concurrency)}")
+    for name, then in _LIMITS_OF_CONCURRENCY.items():
+        if (small := min(_sizes(spec, name), default=most)) < most:
+            yield Problem(("workload", "concurrency"), f"{most} requests at a time, but {name} is {small}: {then}")
     if Path(workload.prompts).is_absolute() and not Path(workload.prompts).is_file():
         yield Problem(("workload", "prompts"), f"wanted `synthetic` or a file, but {workload.prompts} does not exist")
 

@@ -45,6 +45,7 @@ CYCLE_COLUMNS = pa.schema(
     ]
 )
 
+_CONCURRENCY = pa.field("concurrency", pa.int32())  # requests in flight; null in rows older than the column
 _BLOCK = [
     pa.field("block_index", pa.int32(), nullable=False),
     pa.field("started_s", pa.float64(), nullable=False),
@@ -69,6 +70,7 @@ _BLOCK = [
     pa.field("temperature_c", pa.float64()),
     pa.field("throttle_reasons", pa.string()),
     pa.field("memory_used_bytes", pa.float64()),
+    _CONCURRENCY,
 ]
 
 TABLES: Mapping[str, pa.Schema] = {
@@ -127,9 +129,10 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("latency_ms", pa.float64(), nullable=False),
             pa.field("output_hash", pa.string(), nullable=False),
             pa.field("head_hash", pa.string()),  # of the first tokens: rounding flips few, corruption most
+            _CONCURRENCY,
         ]
     ),
-    "cycles": pa.schema([*_KEYS, pa.field("block_index", pa.int32(), nullable=False), *CYCLE_COLUMNS]),
+    "cycles": pa.schema([*_KEYS, pa.field("block_index", pa.int32(), nullable=False), *CYCLE_COLUMNS, _CONCURRENCY]),
     "evidence": pa.schema(
         [
             *_KEYS,

@@ -42,6 +42,12 @@ class TrialContext:
     """Of a real server: what the version of its first launch cannot run is then refused without a launch."""
     node: str | None = None
 
+    @property
+    def deciding(self) -> tuple[Block, ...]:
+        """The measured blocks at the first concurrency: what a trial reports."""
+        first = self.blocks[0].concurrency
+        return tuple(block for block in self.blocks if not block.warmup and block.concurrency == first)
+
 
 @dataclass(slots=True)
 class HeldEngine:
@@ -119,7 +125,7 @@ class Measurement:
         try:
             if self._relaunched is None:
                 self._prepare()
-            blocks = [block for block in self._context.blocks if not block.warmup]
+            blocks = self._context.deciding
             if self._measured < len(blocks):
                 return self._measure(blocks[self._measured])
             self._check_output()
@@ -192,7 +198,11 @@ class Measurement:
             return
         record = replace(record, started_s=record.started_s + held.offset_s)
         self._ledger.charge("measure")
-        row = {**self._rows.keys, "place": place, **block_row(record, summarise(record, block_index=block.index))}
+        row = {
+            **self._rows.keys,
+            "place": place,
+            **block_row(record, summarise(record, block_index=block.index), block),
+        }
         self._rows.anchors.append(row)
         held.anchored = True
         self._stamp()
@@ -217,17 +227,26 @@ class Measurement:
         return report
 
     def _measure(self, block: Block) -> BlockSummary:
+        """The block at the deciding concurrency; the ones beside it at the others leave their rows alone."""
+        summary = self._take(block)
+        for beside in self._context.blocks:
+            if not beside.warmup and beside.index == block.index and beside.concurrency != block.concurrency:
+                self._take(beside)
+        return summary
+
+    def _take(self, block: Block) -> BlockSummary:
         self._held.anchored = False
         record = self._held.engine.run_block(block)
         record = replace(record, started_s=record.started_s + self._held.offset_s)
         self._ledger.charge("measure")
         summary = summarise(record, block_index=block.index)
-        row = {**self._rows.keys, **block_row(record, summary)}
-        requests = [{**self._rows.keys, "block_index": block.index, **asdict(request)} for request in record.requests]
+        row = {**self._rows.keys, **block_row(record, summary, block)}
+        place = {"block_index": block.index, "concurrency": block.concurrency}
+        requests = [{**self._rows.keys, **place, **asdict(request)} for request in record.requests]
         self._rows.blocks.append(row)
         self._rows.requests.extend(requests)
         self._rows.cycles.append(record.cycles)
-        self._measured += 1
+        self._measured += block.concurrency == self._context.blocks[0].concurrency
         self._stamp()
         self._journal.append("block", trial=self._rows.trial, block=row, requests=requests, cycles=record.cycles)
         return summary
@@ -303,7 +322,8 @@ class Measurement:
 def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) -> tuple[str, ...]:
     """Write the parts of trials whose process died, from their journals. Returns their trial ids.
 
-    A trial with a decision to prune is pruned, one with all its `num_blocks` blocks is completed, any other failed.
+    A trial with a decision to prune is pruned, one with all its `num_blocks` blocks (at every concurrency) completed,
+    any other failed.
 
     Args:
         only: this trial alone, where others are running.

@@ -36,26 +36,33 @@ class Block:
 
 
 def plan_blocks(spec: WorkloadSpec, *, folder: Path) -> tuple[Block, ...]:
-    """Warm-up blocks, then measured blocks. `folder` is where a relative prompt file is looked up. Raises SpecError."""
+    """Warm-up blocks, then measured blocks; of each number one at every concurrency, in the order of the spec.
+
+    Args:
+        folder: where a relative prompt file is looked up.
+
+    Raises SpecError.
+    """
     prompts = _synthetic(spec) if spec.prompts == "synthetic" else _from_file(spec, folder / spec.prompts)
-    size = spec.requests_per_block
+    sizes = {concurrency: max(spec.requests_per_block, concurrency) for concurrency in spec.concurrency}
     return tuple(
         Block(
             index=number - spec.warmup_blocks if number >= spec.warmup_blocks else number,
             warmup=number < spec.warmup_blocks,
             prompts=tuple(prompts[(number * size + offset) % len(prompts)] for offset in range(size)),
             output_tokens=spec.output_tokens,
-            concurrency=spec.concurrency,
+            concurrency=concurrency,
             temperature=spec.temperature,
             ignore_eos=spec.ignore_eos,
         )
         for number in range(spec.warmup_blocks + spec.blocks)
+        for concurrency, size in sizes.items()
     )
 
 
 def _synthetic(spec: WorkloadSpec) -> list[Prompt]:
     rng = np.random.default_rng(spec.seed)
-    total = (spec.warmup_blocks + spec.blocks) * spec.requests_per_block
+    total = (spec.warmup_blocks + spec.blocks) * max(spec.requests_per_block, *spec.concurrency)
     ids = rng.integers(10, spec.vocabulary, size=(total, spec.prompt_tokens))
     return [Prompt(prompt_id=f"s{spec.seed}-{row}", token_ids=tuple(map(int, ids[row]))) for row in range(total)]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
 
+from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import AllReduceBackend, Drafter, Factor, MachineProfile
 from sweeps.engines.nccl_choice import NcclChoice, all_reduce_us, choose, fits
 from sweeps.space import Configuration
@@ -95,13 +96,20 @@ def expected(
         settings: of `settings_of`, where the spec fixes more than the configuration says.
 
     Raises:
-        EngineError: NCCL has no algorithm for what is set.
+        EngineError: NCCL has no algorithm for what is set, or the profile says nothing about a batch of this size.
         SpecError: the profile has no such drafter.
     """
+    tokens = batch_size * (configuration.num_draft_tokens or 1)
+    if tokens > profile.forward.max_tokens:
+        raise EngineError(
+            f"{configuration.label}, {batch_size} requests at a time: a forward of {tokens} tokens, but the profile "
+            f"{profile.name} says nothing beyond {profile.forward.max_tokens} (forward.max_tokens)",
+            stage="plan",
+            kind="invalid_config",
+        )
     effective = intervened(profile, settings_of(configuration) if settings is None else settings)
     backend = next(backend for backend in profile.all_reduce if fits(backend.when, effective))
     forward, scale = profile.forward, _scales(profile, effective)
-    tokens = batch_size * (configuration.num_draft_tokens or 1)
     target_us, choice = _all_reduce_us(profile, backend, effective, tokens)
     communication_ms = forward.all_reduces * target_us / 1000.0
     moe_ms = forward.moe_ms_per_expert * distinct_experts(tokens, forward.experts, forward.experts_per_token)

@@ -56,6 +56,9 @@ class Forward:
     message_bytes_per_token: int
     prefill_base_ms: float
     prefill_token_ms: float
+    max_tokens: int
+    """Of one forward, over the batch: beyond it time is no longer that of reading the weights, and the model says
+    nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

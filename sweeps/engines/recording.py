@@ -16,8 +16,8 @@ from sweeps.engines.base import Evidence, KernelTime
 from sweeps.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
 
 Row = Mapping[str, Any]
-BlockKey = tuple[str, int, int]
-"""trial_id, attempt, block_index."""
+BlockKey = tuple[str, int, int, int]
+"""trial_id, attempt, block_index, concurrency."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,10 +26,14 @@ class RecordedConfiguration:
 
     trials: tuple[Row, ...]
     blocks: tuple[Row, ...]
+    """At the first of the wanted concurrencies."""
+    beside: Mapping[int, tuple[Row, ...]]
+    """Those at the others, by concurrency."""
 
-    def blocks_at(self, index: int) -> tuple[Row, ...]:
+    def blocks_at(self, index: int, concurrency: int) -> tuple[Row, ...]:
         """Recorded blocks with this index; all of them where it was never reached (pruned trials)."""
-        return tuple(row for row in self.blocks if row["block_index"] == index) or self.blocks
+        rows = self.beside.get(concurrency, self.blocks)
+        return tuple(row for row in rows if row["block_index"] == index) or rows
 
     @property
     def measured(self) -> tuple[Row, ...]:
@@ -46,9 +50,9 @@ class RecordedConfiguration:
 
 
 class Recording:
-    """Reads a results folder once. Raises TableError where it is none, or holds no block."""
+    """Reads a results folder once. Raises TableError where it is none, or holds no block at a wanted concurrency."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, concurrencies: tuple[int, ...] = (1,)) -> None:
         folder = ResultsFolder(root)
         self.manifest = folder.read_manifest()
         trials = [row for row in read_table(folder, "trials").to_pylist() if row["configuration_id"]]
@@ -56,11 +60,16 @@ class Recording:
         blocks = read_table(folder, "blocks").to_pylist()
         if not blocks:
             raise TableError(f"{root}: wanted a recording with measured blocks, but its table `blocks` is empty")
+        known = {concurrency_of(row) for row in blocks}
+        if lacking := sorted(set(concurrencies) - known):
+            raise TableError(f"{root}: recorded at concurrency {sorted(known)}, wanted {lacking} as well")
+        by_concurrency = {wanted: [row for row in blocks if concurrency_of(row) == wanted] for wanted in concurrencies}
         self._folder = folder
         self.configurations: dict[str, RecordedConfiguration] = {
             name: RecordedConfiguration(
                 trials=tuple(row for row in trials if row["configuration_id"] == name),
-                blocks=tuple(row for row in blocks if owner.get((row["trial_id"], row["attempt"])) == name),
+                blocks=_owned(by_concurrency[concurrencies[0]], owner, name),
+                beside={wanted: _owned(by_concurrency[wanted], owner, name) for wanted in concurrencies[1:]},
             )
             for name in dict.fromkeys(owner.values())
         }
@@ -129,7 +138,8 @@ class Recording:
     def _requests(self) -> dict[BlockKey, tuple[Row, ...]]:
         grouped: dict[BlockKey, list[Row]] = {}
         for row in read_table(self._folder, "requests").to_pylist():
-            grouped.setdefault((row["trial_id"], row["attempt"], row["block_index"]), []).append(row)
+            key = (row["trial_id"], row["attempt"], row["block_index"], concurrency_of(row))
+            grouped.setdefault(key, []).append(row)
         return {key: tuple(rows) for key, rows in grouped.items()}
 
     @cached_property
@@ -140,10 +150,21 @@ class Recording:
         if not table.num_rows:
             return table, runs
         trial = table["trial_id"].combine_chunks().dictionary_encode()
-        codes = [np.asarray(trial.indices), np.asarray(table["attempt"]), np.asarray(table["block_index"])]
+        numbers = (table["attempt"], table["block_index"], table["concurrency"].fill_null(1))
+        codes = [np.asarray(trial.indices), *map(np.asarray, numbers)]
         changed = np.any([code[1:] != code[:-1] for code in codes], axis=0)
         starts = [0, *(np.flatnonzero(changed) + 1).tolist()]
         for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
-            key = (trial.dictionary[int(codes[0][start])].as_py(), int(codes[1][start]), int(codes[2][start]))
+            attempt, index, concurrency = (int(code[start]) for code in codes[1:])
+            key = (trial.dictionary[int(codes[0][start])].as_py(), attempt, index, concurrency)
             runs.setdefault(key, []).append((start, stop))
         return table, runs
+
+
+def concurrency_of(row: Row) -> int:
+    """Of a block or request; rows older than the column ran one request at a time."""
+    return row["concurrency"] or 1
+
+
+def _owned(rows: list[dict[str, Any]], owner: Mapping[tuple[str, int], str], name: str) -> tuple[Row, ...]:
+    return tuple(row for row in rows if owner.get((row["trial_id"], row["attempt"])) == name)

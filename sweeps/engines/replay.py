@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport, Request
-from sweeps.engines.recording import BlockKey, RecordedConfiguration, Recording, Row
+from sweeps.engines.recording import BlockKey, RecordedConfiguration, Recording, Row, concurrency_of
 from sweeps.space import Configuration
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.summary import BlockSummary
@@ -36,13 +36,13 @@ class ReplayEngine:
         if spec.engine.recording is None:
             raise SpecError("engine.recording: the replay engine needs the results folder of a recorded sweep")
         self.spec = spec
-        self.recording = Recording(Path(spec.engine.recording))
+        self.recording = Recording(Path(spec.engine.recording), spec.workload.concurrency)
         self._seed = spec.study.seed if seed is None else seed
         self._clock_s = 0.0
         self._launches = 0
         self._configuration: Configuration | None = None
         self._step_candidates: tuple[int, ...] = ()
-        self._runs: Counter[tuple[str, bool, int]] = Counter()
+        self._runs: Counter[tuple[str, bool, int, int]] = Counter()
         self._draws: dict[tuple[bool, int, int], tuple[int, int]] = {}
         """By warm-up, block and run of it: the same for every configuration."""
 
@@ -92,9 +92,9 @@ class ReplayEngine:
 
     def run_block(self, block: Block) -> BlockRecord:
         """See the contract: a recorded block, its times moved to this clock."""
-        recorded, drawn = self._draw(block.index, warmup=block.warmup)
+        recorded, drawn = self._draw(block.index, block.concurrency, warmup=block.warmup)
         row = recorded[drawn % len(recorded)]
-        key: BlockKey = (row["trial_id"], row["attempt"], row["block_index"])
+        key: BlockKey = (row["trial_id"], row["attempt"], row["block_index"], concurrency_of(row))
         moved_s = self._clock_s - row["started_s"]
         cycles = self.recording.cycles(key)
         started_ms = pc.add(cycles["started_ms"], pa.scalar(1000.0 * moved_s))
@@ -122,7 +122,7 @@ class ReplayEngine:
         Args:
             rng: chooses among the trials that have the drawn block.
         """
-        recorded, _ = self._draw(block_index, warmup=False)
+        recorded, _ = self._draw(block_index, self.spec.workload.concurrency[0], warmup=False)
         row = recorded[int(rng.integers(len(recorded)))]
         summary = BlockSummary(
             block_index=block_index,
@@ -171,16 +171,17 @@ class ReplayEngine:
             log_tail=trial["log_tail"],
         )
 
-    def _draw(self, index: int, *, warmup: bool) -> tuple[tuple[Row, ...], int]:
+    def _draw(self, index: int, concurrency: int, *, warmup: bool) -> tuple[tuple[Row, ...], int]:
         """The recorded blocks of the drawn index, and a large random number to choose one of them by."""
         configuration = self._served()
-        run = (warmup, index, self._runs[configuration.configuration_id, warmup, index])
-        self._runs[configuration.configuration_id, warmup, index] += 1
+        counted = (configuration.configuration_id, warmup, index, concurrency)
+        run = (warmup, index, self._runs[counted])
+        self._runs[counted] += 1
         if run not in self._draws:
             rng = np.random.default_rng((self._seed, *map(int, run)))
             self._draws[run] = int(rng.integers(self.recording.num_blocks)), int(rng.integers(1 << 30))
         drawn_index, choice = self._draws[run]
-        return self._recorded(configuration).blocks_at(drawn_index), choice
+        return self._recorded(configuration).blocks_at(drawn_index, concurrency), choice
 
     def _report(self, trial: Row, boot_s: dict[str, float]) -> LaunchReport:
         return LaunchReport(

@@ -283,7 +283,8 @@ class SimulatedEngine:
             self._clock_s += self._seconds_until(fault.stage, boot_s)
             self._raise(fault)
         try:
-            self.expected(configuration)
+            for concurrency in self.spec.workload.concurrency:
+                self.expected(configuration, batch_size=concurrency)
         except EngineError as error:
             self._clock_s += self._seconds_until(error.stage, boot_s)
             raise

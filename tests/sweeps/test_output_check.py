@@ -78,5 +78,5 @@ def test_controls_are_read_from_their_parts(tmp_path: Path) -> None:
     for trial_id, head in (("k0000", "h"), ("k0001", None), ("t0000", "t")):
         rows = [{**row, "trial_id": trial_id, "head_hash": head}]
         write_part(folder, "requests", rows, trial_id=trial_id, attempt=1)
-    assert control_outputs(folder) == ({(0, "p"): "h"},)
+    assert control_outputs(folder) == ({(None, 0, "p"): "h"},)
     assert outputs_of([]) == {}

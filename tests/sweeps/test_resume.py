@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from sweeps.engines.base import EngineError
@@ -28,6 +29,19 @@ def test_the_last_attempt_is_taken_and_every_attempt_is_paid(tmp_path: Path) -> 
     assert seen.seconds["failed"] == 100.0
     assert sum(seen.seconds.values()) == engine.clock_s
     assert [kernel.kind for kernel in seen.kernels] == ["communication"]
+
+
+def test_the_search_goes_on_from_the_concurrency_that_it_decides_on(tmp_path: Path) -> None:
+    spec = stub_spec()
+    spec = replace(spec, workload=replace(spec.workload, concurrency=(4, 1)))
+    measurement = Measurement(
+        HeldEngine(StubEngine()), plan(Space(spec).configurations()[-1], Space(spec)), stub_context(spec, tmp_path)
+    )
+    reported = []
+    while isinstance(result := measurement.advance(), BlockSummary):
+        reported.append(result)
+    (seen,) = read_observations(ResultsFolder(tmp_path), Space(spec))
+    assert seen.blocks == tuple(reported)
 
 
 def test_trials_of_configurations_that_the_space_no_longer_has_are_left_out(tmp_path: Path) -> None:

@@ -145,7 +145,17 @@ def test_broken_documents(text: str, message: str) -> None:
         ({"study__sampler": {"name": "tpee"}}, "study.sampler.name: no sampler 'tpee'; did you mean tpe?"),
         ({"study__pruner": {"name": "wilcox"}}, "did you mean wilcoxon?"),
         ({"study__stop_within": 1.5}, "study.stop_within: wanted less than 1"),
-        ({"workload__concurrency": 4}, "4 requests at a time need as many in a block"),
+        ({"workload__concurrency": []}, "workload.concurrency: wanted at least one value"),
+        ({"workload__concurrency": [1, 0]}, "workload.concurrency[1]: wanted greater than or equal to 1"),
+        ({"workload__concurrency": [1, 4, 1]}, "workload.concurrency: wanted each number once, got [1, 4, 1]"),
+        (
+            {"workload__concurrency": [1, 8], "search__args": {"cuda-graph-max-bs": [4, 8]}},
+            "workload.concurrency: 8 requests at a time, but cuda-graph-max-bs is 4: larger batches would run without",
+        ),
+        (
+            {"workload__concurrency": 8, "engine__args": {"max-running-requests": 2}},
+            "workload.concurrency: 8 requests at a time, but max-running-requests is 2: the others would wait",
+        ),
         ({"workload__temperature": float("nan")}, "workload.temperature: wanted a finite number, got nan"),
         ({"workload__blocks": 0}, "workload.blocks: wanted greater than or equal to 1"),
         ({"budget__gpu_hours": 0}, "budget.gpu_hours: wanted greater than 0"),

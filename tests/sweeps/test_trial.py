@@ -9,7 +9,7 @@ from sweeps.engines.base import EngineError, Evidence
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.rows import last_end_s, record_decision
 from sweeps.space import Space
-from sweeps.spec import EngineSpec, Traced
+from sweeps.spec import EngineSpec, SweepSpec, Traced
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, TrialContext, recover
@@ -121,6 +121,39 @@ def test_an_engine_that_cannot_switch_is_relaunched(
     run(held, plan(CHAIN[2], SPACE), context)
     monkeypatch.setattr(StubEngine, "switch", lambda self, configuration: None)
     assert run(held, plan(CHAIN[3], SPACE, "t0001"), context).relaunched is True
+
+
+def crowded(spec: SweepSpec) -> SweepSpec:
+    return replace(spec, workload=replace(spec.workload, concurrency=(1, 4)))
+
+
+def test_a_trial_measures_every_concurrency_and_reports_the_first(held: HeldEngine, tmp_path: Path) -> None:
+    context = stub_context(crowded(SPEC), tmp_path)
+    measurement = Measurement(held, plan(CHAIN[2], SPACE), context)
+    reported = []
+    while isinstance(result := measurement.advance(), BlockSummary):
+        reported.append(result.block_index)
+    assert reported == list(range(6))
+    blocks = read_table(context.folder, "blocks").sort_by("started_s").to_pylist()
+    assert [(found["block_index"], found["concurrency"], found["num_requests"]) for found in blocks] == [
+        (index, concurrency, concurrency) for index in range(6) for concurrency in (1, 4)
+    ]
+    assert row(context, "t0000")["num_blocks"] == 6
+    for name in ("cycles", "requests"):
+        table = read_table(context.folder, name).to_pylist()
+        assert {(found["block_index"], found["concurrency"]) for found in table} == {
+            (index, concurrency) for index in range(6) for concurrency in (1, 4)
+        }
+
+
+def test_a_dead_trial_is_complete_only_with_its_blocks_at_every_concurrency(held: HeldEngine, tmp_path: Path) -> None:
+    context = stub_context(crowded(SPEC), tmp_path)
+    for trial_id, count in (("t0000", 6), ("t0001", 5)):
+        measurement = Measurement(held, plan(CHAIN[2], SPACE, trial_id), context)
+        for _ in range(count):
+            measurement.advance()
+    assert sorted(recover(context.folder, num_blocks=12)) == ["t0000", "t0001"]
+    assert [row(context, trial_id)["status"] for trial_id in ("t0000", "t0001")] == ["completed", "failed"]
 
 
 def anchors(context: TrialContext) -> list[tuple[str, str, float]]:

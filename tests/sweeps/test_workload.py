@@ -41,6 +41,19 @@ def test_block_carries_how_it_is_served() -> None:
     assert (block.concurrency, block.output_tokens, block.temperature, block.ignore_eos) == (2, 7, 0.5, False)
 
 
+def test_each_number_has_a_block_at_every_concurrency_wide_enough_for_it() -> None:
+    alone = plan_blocks(WorkloadSpec(requests_per_block=2, warmup_blocks=1, blocks=2), folder=Path())
+    planned = plan_blocks(
+        WorkloadSpec(concurrency=(1, 4), requests_per_block=2, warmup_blocks=1, blocks=2), folder=Path()
+    )
+    assert [(one.warmup, one.index, one.concurrency, len(one.prompts)) for one in planned] == [
+        (warmup, index, concurrency, size)
+        for warmup, index in ((True, 0), (False, 0), (False, 1))
+        for concurrency, size in ((1, 2), (4, 4))
+    ]
+    assert tuple(one for one in planned if one.concurrency == 1) == alone, "a further concurrency changes no block"
+
+
 def test_prompt_file_is_read_in_order_and_repeats_when_it_ends(tmp_path: Path) -> None:
     rows = [{"id": "a", "prompt": "one\u2028line"}, {"token_ids": [5, 6]}]
     (tmp_path / "p.jsonl").write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", "utf-8")

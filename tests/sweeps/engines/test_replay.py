@@ -41,6 +41,11 @@ def spec() -> SweepSpec:
 def folder(spec: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> ResultsFolder:
     """A folder as a sweep on the simulated engine leaves it."""
     folder = ResultsFolder(tmp_path_factory.mktemp("re corded'é"))
+    record(spec, folder)
+    return folder
+
+
+def record(spec: SweepSpec, folder: ResultsFolder) -> None:
     folder.manifest.write_text(json.dumps({"sweep_id": "s1", "schema_version": 1}), encoding="utf-8")
     fault = Fault(when={"num_steps": "3"}, kind="gpu_oom", stage="capture", message="out of memory")
     held = HeldEngine(engine=SimulatedEngine(spec, profile=replace(profile_of(spec), faults=(fault,))))
@@ -60,7 +65,6 @@ def folder(spec: SweepSpec, tmp_path_factory: pytest.TempPathFactory) -> Results
         measurement = Measurement(held, trial, context)
         while not isinstance(measurement.advance(), Outcome):
             pass
-    return folder
 
 
 @pytest.fixture
@@ -80,6 +84,28 @@ def blocks_of(spec: SweepSpec) -> tuple[Block, ...]:
 
 def pick(spec: SweepSpec, num_steps: int) -> Configuration:
     return Space(spec).resolve({"num_steps": num_steps})
+
+
+def test_each_concurrency_replays_its_own_blocks(spec: SweepSpec, tmp_path: Path) -> None:
+    crowded = replace(spec, workload=replace(spec.workload, concurrency=(1, 4)))
+    record(crowded, ResultsFolder(tmp_path))
+    engine = ReplayEngine(replaying(crowded, tmp_path))
+    engine.launch(pick(spec, 2))
+    rows = read_table(ResultsFolder(tmp_path), "blocks").to_pylist()
+    walls = {each: {row["wall_s"] for row in rows if row["concurrency"] == each} for each in (1, 4)}
+    for block in blocks_of(crowded):
+        record_ = engine.run_block(block)
+        assert record_.wall_s in walls[block.concurrency]
+        assert len(record_.requests) == block.concurrency
+        assert max(record_.cycles["batch_size"].to_pylist()) == block.concurrency
+    one, other = (engine.tok_s(pick(spec, steps)) for steps in (0, 2))
+    assert max(one, other) < 200.0, "the truth is that of the first concurrency"
+
+
+def test_a_concurrency_that_was_not_recorded_is_refused(spec: SweepSpec, folder: ResultsFolder) -> None:
+    wide = replace(replaying(spec, folder.root), workload=replace(spec.workload, concurrency=(1, 8)))
+    with pytest.raises(TableError, match=r"recorded at concurrency \[1\], wanted \[8\] as well"):
+        ReplayEngine(wide)
 
 
 def test_blocks_are_recorded_ones_with_their_cycles_on_the_new_clock(
