@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain as concatenated
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from sweeps.acceptance_model import ChainModel, length_error
@@ -62,6 +63,10 @@ class CycleModel:
     _factors: dict[Factor, FactorModel] = field(default_factory=dict)
     _chains: dict[str | None, ChainModel] = field(default_factory=dict)
     _rows: dict[Configuration, int] = field(default_factory=dict)
+    _drafting: dict[str | None, tuple[NDArray[np.int64], Floats]] = field(default_factory=dict)
+    """Drafter -> its members' rows and depths."""
+    _steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _is_chain: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     _tested: set[tuple[str, str, int]] = field(default_factory=set)
     _widened: set[Factor] = field(default_factory=set)
     _began_s: float = 0.0
@@ -70,6 +75,11 @@ class CycleModel:
     def __post_init__(self) -> None:
         self.members = tuple(dict.fromkeys((*self.space.configurations(), self.space.control)))
         self._rows = {member: row for row, member in enumerate(self.members)}
+        self._steps = np.array([member.num_steps for member in self.members])
+        self._is_chain = np.array([member.eagle_topk == 1 for member in self.members])
+        for drafter in dict.fromkeys(member.drafter for member in self.members if member.speculates):
+            rows = [row for row, each in enumerate(self.members) if each.speculates and each.drafter == drafter]
+            self._drafting[drafter] = np.array(rows), np.array([tree_depth(self.members[row]) for row in rows])
         self._terms = influence_of(self.influence)
         self._rng = np.random.default_rng((self.seed, 0xC1C))
         for factor in self._terms:
@@ -87,7 +97,7 @@ class CycleModel:
         times: dict[Factor, Floats] = {}
         for factor in ("forward", "draft", "rest"):
             times[factor] = self._fit_times(factor, usable, launches, draws, observations)
-        speculates = np.array([member.speculates for member in self.members])[:, None]
+        speculates = (self._steps > 0)[:, None]
         cycle_ms = times["forward"] + times["rest"] + np.where(speculates, times["draft"], 0.0)
         overhead = np.where(speculates, *_overheads(usable))
         return Posterior(
@@ -196,12 +206,11 @@ class CycleModel:
     def _fit_acceptance(self, trials: list[Observation], launches: Mapping[str, int], draws: int) -> Floats:
         drafting = [seen for seen in trials if seen.trial.configuration.speculates and self._tells_length(seen)]
         lengths = np.ones((len(self.members), draws))
-        drafters = dict.fromkeys(member.drafter for member in self.members if member.speculates)
-        if not drafters:
+        if not self._drafting:
             return lengths
-        positions = max(member.num_steps for member in self.members)
+        positions = int(self._steps.max())
         blocks = self.space.spec.workload.blocks
-        for drafter in drafters:
+        for drafter, (rows, depths) in self._drafting.items():
             chain = self._chains.setdefault(drafter, ChainModel(positions, blocks))
             chain.fit(
                 [
@@ -211,8 +220,7 @@ class CycleModel:
                 ]
             )
             curve = chain.draw(self._rng.standard_normal((positions + blocks, draws)))
-            rows = [row for row, member in enumerate(self.members) if member.speculates and member.drafter == drafter]
-            lengths[rows] = _at_depth(curve, np.array([tree_depth(self.members[row]) for row in rows]))
+            lengths[rows] = _at_depth(curve, depths)
         residuals = [entry for seen in drafting if (entry := self._residual(seen)) is not None]
         self._test_acceptance(residuals)
         return self._with_residuals(lengths, residuals, launches, draws)
@@ -285,14 +293,13 @@ class CycleModel:
         )
         model.fit(data, self._rng)
         shift = model.draw(draws, self._rng)
-        speculates = np.array([member.speculates for member in self.members])
-        chain = np.array([member.eagle_topk == 1 for member in self.members])
-        shift[~speculates if widened else ~speculates | chain] = 0.0
+        plain = self._steps == 0
+        shift[plain if widened else plain | self._is_chain] = 0.0
         return self._times(lengths, shift)
 
     def _times(self, lengths: Floats, shift: Floats) -> Floats:
         """Accept lengths changed by `shift` (logs), between 1 and steps + 1."""
-        bound = np.array([member.num_steps + 1.0 for member in self.members])[:, None]
+        bound = (self._steps + 1.0)[:, None]
         changed: Floats = np.clip(lengths * np.exp(np.clip(shift, -1.0, 1.0)), 1.0, bound)
         return changed
 

@@ -53,6 +53,7 @@ class FactorModel:
     _scales: NDArray[np.int64] | None = None
     _fitted: _Fitted | None = None
     _pool: NDArray[np.float32] | None = None
+    _columns: NDArray[np.float32] | None = None
 
     def fit(self, data: Measurements, rng: np.random.Generator, *, sweeps: int = 2) -> None:
         """Sample scales given the data, starting from those of the last fit."""
@@ -123,7 +124,9 @@ class FactorModel:
         if nccl_gain is not None and self.design.nccl:
             sets = list(self.design.nccl.values())
             together[sets] = np.maximum(together[sets], together[sets[0]] - nccl_gain / fitted.unit)
-        values = (self.design.columns.astype(np.float32) @ together.astype(np.float32)).astype(np.float64)
+        if self._columns is None:
+            self._columns = self.design.columns.astype(np.float32)
+        values = (self._columns @ together.astype(np.float32)).astype(np.float64)
         spread = fitted.chosen[np.arange(draws) // per, groups]
         fresh = self._fresh(draws, rng) * spread.astype(np.float32)
         fresh[list(places)] = 0.0
