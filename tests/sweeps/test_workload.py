@@ -36,7 +36,7 @@ def test_another_seed_is_another_text() -> None:
 
 
 def test_block_carries_how_it_is_served() -> None:
-    spec = WorkloadSpec(concurrency=2, requests_per_block=2, output_tokens=7, temperature=0.5, ignore_eos=False)
+    spec = WorkloadSpec(concurrency=(2,), requests_per_block=2, output_tokens=7, temperature=0.5, ignore_eos=False)
     block = plan_blocks(spec, folder=Path())[0]
     assert (block.concurrency, block.output_tokens, block.temperature, block.ignore_eos) == (2, 7, 0.5, False)
 

@@ -62,20 +62,20 @@ def test_a_batch_that_the_profile_says_nothing_about_is_refused_before_it_runs()
     engine = SimulatedEngine(wide)
     engine.launch(pick(wide, 1))
     with pytest.raises(
-        EngineError, match="100 requests at a time: a forward of 400 tokens, .* nothing beyond 256"
+        EngineError, match=r"100 requests at a time: a forward of 400 tokens, .* nothing beyond 256"
     ) as bad:
         engine.launch(pick(wide, 3))
     assert (bad.value.stage, bad.value.kind) == ("plan", "invalid_config")
 
 
-def test_speculation_gains_less_the_more_requests_run_at_a_time() -> None:
+def test_speculation_gains_most_where_one_request_runs_at_a_time() -> None:
     spec = make_spec("h200-nvlink-x8", "kimi-k2.5-eagle3", noise=0.0)
     engine = SimulatedEngine(spec)
     gains = [
         engine.expected(pick(spec, 3), batch_size=size).tok_s / engine.expected(pick(spec, 0), batch_size=size).tok_s
         for size in (1, 4, 16, 32)
     ]
-    assert gains == sorted(gains, reverse=True)
+    assert max(gains) == gains[0] > 1.2 * gains[2], "drafts of a batch touch further experts"
 
 
 def measure(engine: SimulatedEngine, configuration: Configuration) -> list[BlockSummary]:
