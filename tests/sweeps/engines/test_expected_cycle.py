@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sweeps.engines.base import EngineError
@@ -175,6 +175,7 @@ def test_distinct_experts() -> None:
 )
 def test_every_configuration_has_a_possible_cycle(steps: int, topk: int, tokens: int, batch: int, drafter: str) -> None:
     budget = steps + 1 if topk == 1 else min(tokens, candidate_pool(steps, topk) + 1)
+    assume(batch * budget <= H200.forward.max_tokens)
     cycle = expected(
         H200, configuration(steps, eagle_topk=topk, num_draft_tokens=budget, drafter=drafter), batch_size=batch
     )
