@@ -48,13 +48,21 @@ class ServerProcess:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], *, env: Mapping[str, str], log_path: Path, lease_dir: Path, grace_s: float
+        cls,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log_path: Path,
+        lease_dir: Path,
+        grace_s: float,
+        scratch: Path | None = None,
     ) -> ServerProcess:
         """Run `command` with exactly `env` (and the lease's mark); its output is appended to `log_path`.
 
         Args:
             lease_dir: on a file system of this node; made where it is absent.
             grace_s: from the polite signal to SIGKILL, whoever asks for the end.
+            scratch: folder that is removed once no process of the server is left, whatever became of the owner.
 
         Raises EngineError (`engine_unavailable`) where the command cannot be run.
         """
@@ -81,6 +89,7 @@ class ServerProcess:
             "lease_id": lease_id,
             "grace_s": grace_s,
             "owner_pid": os.getpid(),
+            "scratch": None if scratch is None else str(scratch.absolute()),
         }
         server._request(request)
         return server
@@ -185,7 +194,7 @@ def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:
     if left.host != os.uname().nodename:
         return nothing
     if left.boot != lease.this_boot():
-        path.unlink(missing_ok=True)
+        left.end(path)
         return nothing
     if not guard_ended and lease.identify(left.guard.pid) == left.guard:
         return nothing
@@ -196,7 +205,7 @@ def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:
         killed |= alive
         time.sleep(_POLL_S)
     if not alive:
-        path.unlink(missing_ok=True)
+        left.end(path)
     return Reaped(
         killed=tuple(sorted(identity.pid for identity in killed - alive)),
         survivors=tuple(sorted(identity.pid for identity in alive)),

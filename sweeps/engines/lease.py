@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,8 @@ class Lease:
     server: Identity | None = None
     recorded: tuple[Identity, ...] = ()
     """Descendants seen so far: finds those that erased their environment and lost their parent."""
+    scratch: str | None = None
+    """Folder of the server's own files; goes with the last of its processes."""
 
     def write(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
@@ -70,7 +73,14 @@ class Lease:
             guard=Identity(*fields["guard"]),
             server=Identity(*server) if server else None,
             recorded=tuple(Identity(*item) for item in fields["recorded"]),
+            scratch=fields.get("scratch"),
         )
+
+    def end(self, path: Path) -> None:
+        """Nothing of the server is left: remove its folder, then the lease file."""
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        path.unlink(missing_ok=True)
 
 
 def this_boot() -> str:
@@ -155,7 +165,7 @@ class _Guard:
         assert me is not None
         self.request = request
         self.path = Path(request["lease_path"])
-        self.lease = Lease(request["lease_id"], os.uname().nodename, this_boot(), me)
+        self.lease = Lease(request["lease_id"], os.uname().nodename, this_boot(), me, scratch=request["scratch"])
         self.server_pid = 0
         self.returncode: int | None = None
         self.asked = False
@@ -217,7 +227,7 @@ class _Guard:
             self._record()
             self._wait(time.monotonic() + 1.0, lambda: not self._members())
         self.reap()
-        self.path.unlink(missing_ok=True)
+        self.lease.end(self.path)
 
     def reap(self) -> None:
         try:
@@ -286,7 +296,7 @@ def main() -> None:
     try:
         guard.start()
     except OSError as error:
-        guard.path.unlink(missing_ok=True)
+        guard.lease.end(guard.path)
         _tell(error=str(error))
         return
     guard.watch()

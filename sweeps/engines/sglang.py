@@ -282,6 +282,7 @@ class SGLangEngine:
             log_path=log_path,
             lease_dir=self._node_folder / "leases",
             grace_s=_GRACE_S,
+            scratch=folder,
         )
         live = _Live(
             server=server,

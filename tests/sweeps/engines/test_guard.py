@@ -49,14 +49,18 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.log = folder / "server.log"
         self.leases = folder / "leases"
+        self.scratch = folder / "server-1"
 
     def start(self, script: str, *, grace_s: float = 5.0, env: dict[str, str] | None = None) -> ServerProcess:
+        self.scratch.mkdir(exist_ok=True)
+        (self.scratch / "commands-0").touch()
         return ServerProcess.start(
             [sys.executable, "-I", "-S", "-c", script],
             env=env or {},
             log_path=self.log,
             lease_dir=self.leases,
             grace_s=grace_s,
+            scratch=self.scratch,
         )
 
     def up(self) -> None:
@@ -70,7 +74,8 @@ class Bench:
         return int(pid), int(port)
 
     def no_lease(self) -> bool:
-        return not list(self.leases.glob("*"))
+        """Nor the server's own files: they go before the lease does."""
+        return not list(self.leases.glob("*")) and not self.scratch.exists()
 
 
 @pytest.fixture
@@ -156,8 +161,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from sweeps.engines.guard import ServerProcess
 folder = Path(sys.argv[2])
+scratch = folder / 'server-1'
+scratch.mkdir()
 server = ServerProcess.start([sys.executable, '-I', '-S', '-c', sys.argv[3]], env={}, log_path=folder / 'server.log',
-                             lease_dir=folder / 'leases', grace_s=0.3)
+                             lease_dir=folder / 'leases', grace_s=0.3, scratch=scratch)
 print(server.guard_pid, server.pid, flush=True)
 time.sleep(600)
 """
@@ -179,6 +186,31 @@ def test_nothing_outlives_a_killed_owner(bench: Bench, number: signal.Signals) -
     until(lambda: not alive(guard_pid), "the guard's end")
     assert not alive(server_pid)
     assert not alive(bench.daemon()[0])
+
+
+def test_a_stop_that_its_owner_does_not_live_to_see_is_finished(bench: Bench) -> None:
+    """As Tune does: it kills an actor whose server takes longer to stop than Tune waits."""
+    stopping = OWNER.replace("grace_s=0.3", "grace_s=1.5").replace(
+        "time.sleep(600)", "input()\nprint('stopping', flush=True)\nserver.stop(60)\nprint('done', flush=True)"
+    )
+    command = [sys.executable, "-c", stopping, str(ROOT), str(bench.log.parent), STUBBORN]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    try:
+        guard_pid, server_pid = map(int, owner.stdout.readline().split())
+        bench.up()
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        assert owner.stdout.readline() == "stopping\n"
+        time.sleep(0.3)
+    finally:
+        owner.kill()
+        rest = owner.communicate()[0]
+    assert rest == "", "killed before its stop had ended"
+    until(bench.no_lease, "the guard's work")
+    until(lambda: not alive(guard_pid), "the guard's end")
+    assert not alive(server_pid)
 
 
 def test_a_fork_of_the_owner_that_keeps_the_lifeline_open_does_not_save_the_server(bench: Bench) -> None:

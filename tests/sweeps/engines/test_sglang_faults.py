@@ -244,8 +244,10 @@ def test_what_a_killed_guard_left_is_reaped_at_the_next_start_and_a_twin_lives(f
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert lease.identify(pid) is not None
+    (scratch,) = (faulty.folder / "node").glob("server-*")
     faulty.engine("").launch(faulty.configuration)
     assert lease.identify(pid) is None
+    assert not scratch.exists()
     assert twin.poll() is None
     twin.kill()
     twin.wait()
