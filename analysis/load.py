@@ -68,8 +68,13 @@ class Results:
 
     @property
     def pinned(self) -> bool:
-        """The server simulated acceptance: no recommendation may be made."""
-        return "pinned" in self.all_trials["acceptance"].to_list()
+        """Acceptance was simulated wherever there was any: no recommendation may be made."""
+        return "pinned" in self.all_trials["acceptance"].to_list() and not self.mixed
+
+    @property
+    def mixed(self) -> bool:
+        """Some trials simulated acceptance, some verified for real: only these tell throughput and accept length."""
+        return _is_mixed(self.trials)
 
 
 def load(root: Path) -> Results:
@@ -221,14 +226,25 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _is_mixed(trials: pl.DataFrame) -> bool:
+    kinds = trials.filter(pl.col("num_steps") > 0)["acceptance"].unique()
+    return set(kinds) == {"measured", "pinned"}
+
+
 def _warnings(
     latest: pl.DataFrame, trials: pl.DataFrame, blocks: pl.DataFrame, evidence: pl.DataFrame
 ) -> Iterator[str]:
+    mixed = _is_mixed(trials)
     for column in _SHARED:
+        if column == "acceptance" and mixed:
+            continue
         values = sorted(map(str, trials[column].drop_nulls().unique()))
         if len(values) > 1:
             yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
-    if "pinned" in latest["acceptance"].to_list():
+    if mixed:
+        count = (trials["acceptance"] == "pinned").sum()
+        yield f"{count} of {trials.height} trials ran with pinned acceptance: they count for cycle times alone"
+    elif "pinned" in latest["acceptance"].to_list():
         yield "acceptance is pinned (the server simulates it): cycle times hold, throughput recommends nothing"
     clocks = blocks.group_by("trial_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls()["sm_clock_mhz"]
     low, high = clocks.min(), clocks.max()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from analysis.effects import MARGIN, Effect, Level, Verdict, compare, judge, lev
 from analysis.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
 from analysis.load import Excluded, Results
 from analysis.phases import Communication, Phases, communication, phases
+from analysis.predictions import Prediction, predictions
 from analysis.what_if import StepNeed, step_needs
 from analysis.wording import short_names
 
@@ -94,6 +95,8 @@ class SweepVerdict:
     """Inside servers, by their anchors; None without."""
     control_runs: tuple[ControlRun, ...]
     """In the order of time."""
+    predictions: tuple[Prediction, ...]
+    """What a mixed sweep timed with pinned acceptance."""
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
     cost: Cost
@@ -111,6 +114,7 @@ def verdict(results: Results) -> SweepVerdict:
     plain = _fastest(sides, speculates=False)
     pays = _pays(results, sides, speculative, plain)
     best, best_reason = _best(results, sides, control)
+    predicted = predictions(results)
     shown = {point.configuration_id: phases(point, totals) for point in everything}
     needed, needed_reason = _break_even(results, speculative, plain, shown)
     chain = [shown[point.configuration_id] for point in _chain(everything, speculative)]
@@ -135,8 +139,9 @@ def verdict(results: Results) -> SweepVerdict:
         drift_per_hour=throughput.spread.drift_per_hour,
         server_drift=server_drift(results),
         control_runs=_control_runs(results),
+        predictions=predicted,
         excluded=results.excluded,
-        warnings=results.warnings,
+        warnings=(*results.warnings, *_unchecked(predicted, sides)),
         cost=cost(results),
     )
 
@@ -164,6 +169,8 @@ def _sides(results: Results, everything: Sequence[Point], throughput: Observed) 
 
 def _side(results: Results, point: Point, reached: Level, against: Effect | None, controls: set[str]) -> Side:
     rows = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
+    if results.mixed:
+        rows = rows.filter(pl.col("acceptance") == "measured")
     newest = rows.sort("started_s").row(-1, named=True)
     environment = dict(newest["environment"] or {})
     return Side(
@@ -210,6 +217,17 @@ def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tupl
     if effect.verdict == "equivalent" or abs(effect.effect) < MARGIN:
         return control, f"{top.label} came out {effect.effect:+.1%}, which is no reason to leave the control"
     return top, f"the fastest, but its lead over the control is {effect.verdict}: {effect.reason}"
+
+
+def _unchecked(predicted: Sequence[Prediction], sides: Sequence[Side]) -> Iterator[str]:
+    """A prediction above everything measured: the sweep ended before it could be checked."""
+    fastest = max((side.tok_s for side in sides if not side.pruned), default=0.0)
+    for each in predicted:
+        if each.measured_tok_s is None and each.tok_s is not None and each.tok_s > fastest:
+            yield (
+                f"{each.label} was only timed (pinned acceptance) and is predicted at {each.tok_s:.1f} tok/s, above "
+                f"everything measured ({fastest:.1f}): measure it before a decision"
+            )
 
 
 def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, plain: Side | None) -> Pays:

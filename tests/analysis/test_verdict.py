@@ -268,3 +268,71 @@ def test_the_share_of_communication_bounds_what_nccl_can_win(tmp_path):
     found = verdict(load(root)).communication
     assert found.share == pytest.approx(3 / 27)
     assert found.most_tok_s == pytest.approx(found.tok_s * found.cycle_ms / (found.cycle_ms - 3.0))
+
+
+def mixed(tmp_path):
+    """Two and three steps measured with NCCL's default; the six variables make both faster: two steps timed, measured
+    and timed again, three steps only timed. Pinned trials have a length that nothing else has."""
+    faster = [with_effect(arm, 0.6, nccl="founding-six") for arm in STEPS[1:]]
+    timed = [replace(arm, accept_length=2.6) for arm in faster]
+    environment = {"NCCL_PROTO": "LL", "SGLANG_SIMULATE_ACC_LEN": "2.6"}
+    columns = {"acceptance": "pinned", "environment": environment, "launch_key": "l-pinned"}
+    runs = [
+        Run(arm=FOUNDING_CONTROL, role="control"),
+        *(Run(arm=arm) for arm in STEPS[1:]),
+        *(Run(arm=arm, columns=columns) for arm in timed),
+        Run(arm=faster[0], role="incumbent"),
+        Run(arm=timed[0], columns=columns),
+        Run(arm=FOUNDING_CONTROL, role="control"),
+    ]
+    return judged(tmp_path, runs), faster
+
+
+def test_of_a_mixed_sweep_only_what_was_measured_is_compared_or_recommended(tmp_path):
+    found, (two, _) = mixed(tmp_path)
+    assert {side.label for side in found.sides} == {arm.label for arm in (FOUNDING_CONTROL, *STEPS[1:], two)}, (
+        "three steps with the six variables were only timed"
+    )
+    assert found.best.label == two.label
+    assert found.best.tok_s == pytest.approx(two.tok_s, rel=0.02)
+    assert "SGLANG_SIMULATE_ACC_LEN" not in found.best.environment
+    assert "SGLANG_SIMULATE" not in found.best.launch_command
+    assert not found.pinned
+    assert found.speculation_pays.verdict == "better"
+    assert document(found)["acceptance"] == "mixed"
+
+
+def test_pinned_rows_of_a_mixed_sweep_count_for_cycle_times(tmp_path):
+    found, _ = mixed(tmp_path)
+    assert factor(found, "nccl", "founding-six", "verify_ms").num_pairs == 2
+    assert factor(found, "nccl", "founding-six", "tok_s").num_pairs == 1
+    assert factor(found, "nccl", "founding-six", "accept_length").num_pairs == 1
+    assert any("3 of 8 trials ran with pinned acceptance" in warning for warning in found.warnings)
+    assert not any("confounded" in warning for warning in found.warnings)
+
+
+def test_what_was_only_timed_is_shown_with_its_prediction(tmp_path):
+    found, (two, three) = mixed(tmp_path)
+    by_label = {each.label: each for each in found.predictions}
+    assert set(by_label) == {two.label, three.label}
+    checked, unchecked = by_label[two.label], by_label[three.label]
+    assert (checked.trial_ids, unchecked.trial_ids) == (("t0003", "t0006"), ("t0004",))
+    for each, arm in ((checked, two), (unchecked, three)):
+        assert each.cycle_ms == pytest.approx(arm.cycle_ms, rel=0.01)
+        assert each.accept_length == pytest.approx(arm.accept_length, rel=0.02)
+        assert each.tok_s == pytest.approx(arm.tok_s, rel=0.02)
+    assert checked.measured_tok_s == pytest.approx(checked.tok_s, rel=0.02)
+    assert unchecked.measured_tok_s is None
+    [above] = [warning for warning in found.warnings if "measure it before a decision" in warning]
+    assert above.startswith(three.label)
+    assert [each["label"] for each in document(found)["predictions"]] == [three.label, two.label]
+    text = page(found)
+    assert "What was only timed" in text
+    assert "not measured" in text
+    assert above in printed(found)
+
+
+def test_a_sweep_without_pinned_trials_has_no_predictions(tmp_path):
+    found = judged(tmp_path, interleaved(STEPS))
+    assert found.predictions == ()
+    assert "What was only timed" not in page(found)
