@@ -205,18 +205,22 @@ class _Estimator:
         self._draws = 256
         self._key: tuple[object, ...] = ()
         self._posterior: Posterior | None = None
+        self._values: Floats = np.zeros((0, 0))
+        """The metric's draws of the newest posterior, larger is better, and their means."""
+        self._means: Floats = np.zeros(0)
         self._incumbent: Configuration | None = None
         self._members = frozenset(space.configurations())
+        self._beside: dict[tuple[object, ...], list[Configuration]] = {}
+        for member in space.configurations():
+            if member.speculates:
+                self._beside.setdefault(_settings(member), []).append(member)
         served = space.configurations()
         if (stated := space.spec.acceptance) == "pinned":
             served = tuple(replace(member, pinned=True) for member in served)
-        self._launch_keys = {
-            member: space.launch_key(each) for member, each in zip(space.configurations(), served, strict=True)
-        }
-        self._pinned_keys = {
-            member: space.launch_key(replace(member, pinned=True))
-            for member in (space.configurations() if stated == "mixed" else ())
-        }
+        self._launch_keys = np.array([space.launch_key(member) for member in served])
+        self._pinned_keys = np.array(
+            [space.launch_key(replace(member, pinned=True)) for member in served] if stated == "mixed" else []
+        )
         self.model = CycleModel(space, seed=space.spec.study.seed)
 
     @classmethod
@@ -243,6 +247,9 @@ class _Estimator:
         if key != self._key or self._posterior is None:
             self._key = key
             self._posterior = self.model.posterior(Observations(ended), draws=self._draws)
+            if self._posterior is not None:
+                self._values = self._worth(self._posterior)
+                self._means = self._values.mean(axis=1)
             self._incumbent = self._best_measured()
         return self._posterior
 
@@ -270,47 +277,48 @@ class _Estimator:
             return chain
         if posterior is None:
             return None
-        values = self._values(posterior)
         within = self.space.spec.study.stop_within
         missed = self._missed(within)
         wanted = self.space.spec.study.stop_probability or _ENOUGH
         if missed.mean() <= 1.0 - wanted and (challenger := self._challenge()) is not None:
             return challenger
         rows = np.array([self.model.row(member) for member in candidates])
-        best = values[rows].max(axis=0)
-        good = values[rows] >= best - within * np.abs(best)
+        values = self._values[rows]
+        best = values.max(axis=0)
+        good = values >= best - within * np.abs(best)
         if missed.mean() < _SETTLING:
             good &= missed
         settles = good.mean(axis=1)
         incumbent = self.incumbent()
-        own = values[self.model.row(incumbent)] if incumbent is not None else np.median(values, axis=0)
+        own = self._values[self.model.row(incumbent)] if incumbent is not None else np.median(self._values, axis=0)
         # Between configurations that are equally likely to settle it, the one that gains more.
-        share = np.maximum(values[rows] - own, 0.0).mean(axis=1) / np.abs(own).mean()
-        score = (settles + _GAIN_WEIGHT * share) * (1.0 - self._failure_risk(candidates)) / self._cost_s(candidates)
+        share = np.maximum(values - own, 0.0).mean(axis=1) / np.abs(own).mean()
+        score = (settles + _GAIN_WEIGHT * share) * (1.0 - self._failure_risk(candidates)) / self._cost_s(rows)
         if not score.any():  # nothing is expected to win: the least certain loser
-            score = np.quantile(values[rows] - own, 0.999, axis=1)
+            score = np.quantile(values - own, 0.999, axis=1)
         return candidates[int(score.argmax())]
 
     def _missed(self, within: float) -> NDArray[np.bool_]:
         """Of each draw: whether the incumbent is more than `within` below the best."""
-        posterior, incumbent = self._posterior, self.incumbent()
-        assert posterior is not None, "draws before a posterior"
+        incumbent = self.incumbent()
+        assert self._posterior is not None, "draws before a posterior"
         if incumbent is None:
             return np.ones(self._draws, dtype=np.bool_)
-        values = self._values(posterior)
-        failed = self._failed()
-        rows = [self.model.row(member) for member in self.space.configurations() if member not in failed]
-        own = values[self.model.row(incumbent)]
-        missed: NDArray[np.bool_] = own < values[rows].max(axis=0) - within * np.abs(own)
+        failed = [self.model.row(member) for member in self._failed() & self._members]
+        values = self._values[: len(self._members)]
+        best = (np.delete(values, failed, axis=0) if failed else values).max(axis=0)
+        own = self._values[self.model.row(incumbent)]
+        missed: NDArray[np.bool_] = own < best - within * np.abs(own)
         return missed
 
     def _open(self) -> list[Configuration]:
         """Members that may still be measured."""
-        counts, failed = self._counts(), self._failed()
         limit = self.space.spec.study.max_replicates
-        return [
-            member for member in self.space.configurations() if counts.get(member, 0) < limit and member not in failed
-        ]
+        closed = {member for member, count in self._counts().items() if count >= limit} | self._failed()
+        kept = np.ones(len(self._members), dtype=np.bool_)
+        kept[[self.model.row(member) for member in closed & self._members]] = False
+        members = self.space.configurations()
+        return [members[row] for row in np.flatnonzero(kept)]
 
     def _challenge(self) -> Configuration | None:
         """What would show that top-k and the rest of the incumbent's settings do not add up: to be run before the end.
@@ -318,23 +326,22 @@ class _Estimator:
         The best prediction at another top-k with the incumbent's NCCL set and arguments, of which nothing was tried;
         None where all are far off.
         """
-        posterior, incumbent = self._posterior, self.incumbent()
-        if posterior is None or incumbent is None or not incumbent.speculates:
+        incumbent = self.incumbent()
+        if self._posterior is None or incumbent is None or not incumbent.speculates:
             return None
-        means, goal = self._values(posterior).mean(axis=1), _settings(incumbent)
         tried = {_cell(seen.trial.configuration) for seen in self.observations if seen.status != "running"}
+        counts, failed, limit = self._counts(), self._failed(), self.space.spec.study.max_replicates
         cells = [
             member
-            for member in self._open()
-            if member.speculates
-            and member.eagle_topk != incumbent.eagle_topk
-            and member.nccl_env == incumbent.nccl_env
-            and _settings(member) == goal
+            for member in self._beside.get(_settings(incumbent), [])
+            if member.eagle_topk != incumbent.eagle_topk
+            and counts.get(member, 0) < limit
+            and member not in failed
             and _cell(member) not in tried
         ]
-        best = max(cells, key=lambda member: float(means[self.model.row(member)]), default=None)
-        own = float(means[self.model.row(incumbent)])
-        if best is None or own - float(means[self.model.row(best)]) > _FAR_OFF * abs(own):
+        best = max(cells, key=self._mean, default=None)
+        own = self._mean(incumbent)
+        if best is None or own - self._mean(best) > _FAR_OFF * abs(own):
             return None
         return best
 
@@ -373,27 +380,30 @@ class _Estimator:
             "blocks": float(len(seen.blocks)),
         }
 
-    def _values(self, posterior: Posterior) -> Floats:
+    def _mean(self, configuration: Configuration) -> float:
+        return float(self._means[self.model.row(configuration)])
+
+    def _worth(self, posterior: Posterior) -> Floats:
         of_metric: Mapping[Metric, Floats] = {
             "tok_s": posterior.tok_s,
             "cycle_ms": posterior.cycle_ms,
             "verify_ms": posterior.verify_ms,
         }
-        return self.sign * of_metric[self.metric]
+        values = of_metric[self.metric]
+        return values if self.sign > 0 else -values
 
     def _best_measured(self) -> Configuration | None:
         if self._posterior is None:
             return None
-        allowed = self._members - self.observations.unconfirmed
+        refused = self.observations.unconfirmed
         measured = [
             seen.trial.configuration
             for seen in self.observations
-            if seen.status == "completed" and seen.trial.configuration in allowed
+            if seen.status == "completed"
+            and seen.trial.configuration in self._members
+            and seen.trial.configuration not in refused
         ]
-        if not measured:
-            return None
-        means = self._values(self._posterior).mean(axis=1)
-        return max(measured, key=lambda member: float(means[self.model.row(member)]))
+        return max(measured, key=self._mean, default=None)
 
     def _first_chain(self, candidates: Sequence[Configuration]) -> Configuration | None:
         """The largest step count at top-k 1, nearest to the control's other settings, if no chain was tried."""
@@ -429,7 +439,7 @@ class _Estimator:
             return np.zeros(len(candidates))
         return np.array([max(risks.get(setting, 0.0) for setting in _settings(member)) for member in candidates])
 
-    def _cost_s(self, candidates: Sequence[Configuration]) -> Floats:
+    def _cost_s(self, rows: NDArray[np.int64]) -> Floats:
         ended = [seen for seen in self.observations if seen.status != "running" and seen.seconds]
         boots = [
             spent
@@ -445,13 +455,13 @@ class _Estimator:
         boot_s = float(np.mean(boots[1:] or boots)) if boots else _RELAUNCH_S
         blocks_s = (float(np.mean(per_block)) if per_block else 5.0) * self.space.spec.workload.blocks
         live = self.observations.live_launch_key
-        known = self.observations.known_drafting if self._pinned_keys else frozenset()
-        here = np.array(
-            [
-                live == self._launch_keys[member] or (member.drafting in known and live == self._pinned_keys[member])
-                for member in candidates
+        here = self._launch_keys[rows] == live
+        if self._pinned_keys.size:
+            known = self.observations.known_drafting
+            here |= [
+                pinned and self.model.members[row].drafting in known
+                for row, pinned in zip(rows, self._pinned_keys[rows] == live, strict=True)
             ]
-        )
         return np.where(here, 0.0, boot_s) + blocks_s
 
 
