@@ -98,7 +98,8 @@ class CycleModel:
         for factor in ("forward", "draft", "rest"):
             times[factor] = self._fit_times(factor, usable, launches, draws, observations)
         speculates = (self._steps > 0)[:, None]
-        cycle_ms = times["forward"] + times["rest"] + np.where(speculates, times["draft"], 0.0)
+        cycle_ms = times["forward"] + times["rest"]
+        np.add(cycle_ms, times["draft"], out=cycle_ms, where=speculates)
         overhead = np.where(speculates, *_overheads(usable))
         return Posterior(
             members=self.members,
@@ -151,7 +152,7 @@ class CycleModel:
         gain = _communication_ms(observations) if factor == "forward" else None
         drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
         floor = 0.2 * float(data.values.min())
-        return np.maximum(drawn, floor)
+        return np.maximum(drawn, floor, out=drawn)
 
     def _measurements(
         self, factor: Factor, series: list[tuple[Observation, Floats]], launches: Mapping[str, int]
@@ -300,8 +301,10 @@ class CycleModel:
     def _times(self, lengths: Floats, shift: Floats) -> Floats:
         """Accept lengths changed by `shift` (logs), between 1 and steps + 1."""
         bound = (self._steps + 1.0)[:, None]
-        changed: Floats = np.clip(lengths * np.exp(np.clip(shift, -1.0, 1.0)), 1.0, bound)
-        return changed
+        np.clip(shift, -1.0, 1.0, out=shift)
+        np.exp(shift, out=shift)
+        shift *= lengths
+        return np.clip(shift, 1.0, bound, out=shift)
 
 
 def _at_depth(curve: Floats, depths: Floats) -> Floats:
