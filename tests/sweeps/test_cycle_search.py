@@ -10,6 +10,7 @@ from benchmarks.policies import POLICIES, run_policy
 from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
+from sweeps.schedule import acceptance_of
 from sweeps.space import Configuration, Space
 from sweeps.spec import Choice, SpecError
 from sweeps.study import SweepStudy
@@ -194,3 +195,27 @@ def measure_or_stop(study: SweepStudy, rng: np.random.Generator) -> None:
     for block in blocks_of(trial.configuration, rng):
         study.report(trial, block, seconds={"launch": 400.0, "measure": 40.0})
     study.tell(trial, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}))
+
+
+def test_a_mixed_sweep_knows_which_server_its_next_trial_needs() -> None:
+    """A launch costs what one costs exactly where the trial would not run on the server that is up."""
+    spec = replace(parse_spec(SPEC + CHOICES, source="search"), acceptance="mixed")
+    space, rng = Space(spec), np.random.default_rng(0)
+    study = SweepStudy(spec, space)
+    sampler = study.study.sampler
+    assert isinstance(sampler, CycleModelSampler)
+    rows, up = np.arange(len(space.configurations())), set()
+    for _ in range(6):
+        trial = study.ask()
+        assert trial is not None
+        seconds = {"launch": 400.0, "measure": 40.0}
+        for block in blocks_of(trial.configuration, rng):
+            study.report(trial, block, seconds=seconds)
+        study.tell(trial, Outcome(status="completed", relaunched=True, seconds=seconds))
+        up.add(trial.acceptance)
+        costs = sampler._estimator._cost_s(rows)
+        for member, cost in zip(space.configurations(), costs, strict=True):
+            acceptance = acceptance_of(space, study.observations, member, role="candidate")
+            needed = space.launch_key(replace(member, pinned=acceptance == "pinned"))
+            assert (cost < 400.0) == (needed == study.observations.live_launch_key)
+    assert up == {"measured", "pinned"}
