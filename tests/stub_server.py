@@ -5,9 +5,9 @@ would run the server and gets the server's whole command behind it. Standard lib
 
 Faults are named in the variable STUB_FAULT, several with commas, arguments after a colon:
     crash_at_load, gpu_oom, host_oom, no_algorithm, bad_argument   the ways to die before the port opens
-    hang_at_init, slow_ready:SECONDS                    stands still; or only looks so
+    hang_at_init, hang_at:STAGE, slow_ready:SECONDS     stands still (load, draft_init, capture); or only looks so
     dead_verify                                         /health says 200, a generation never ends
-    crash_in_block:N                                    dies inside the N-th generation after the first
+    crash_in_block:N, hang_in_block:N                   dies or stands still inside the N-th generation after the first
     unauthorised                                        answers 401
     ignore_sigterm, daemon                              clings to life; leaves a daemon that holds a port
     override:NAME=VALUE, inject:NAME=VALUE              what the ranks see is not what was asked for
@@ -37,9 +37,9 @@ CYCLE_COLUMNS = (
     "num_steps", "tokens",
 )  # fmt: skip
 FAULTS = (
-    "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "slow_ready", "dead_verify",
-    "crash_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject", "unread", "protocol",
-    "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
+    "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "hang_at", "slow_ready",
+    "dead_verify", "crash_in_block", "hang_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject",
+    "unread", "protocol", "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
 )  # fmt: skip
 
 
@@ -154,12 +154,13 @@ class Handler(BaseHTTPRequestHandler):
         if "dead_verify" in state.faults:
             time.sleep(3600)
         Handler.requests_served += 1
-        self._generate(body, fatal="crash_in_block" in state.faults and self._is_the_one())
+        self._generate(body, fatal=next(filter(self._is_the_one, ("crash_in_block", "hang_in_block")), None))
 
-    def _is_the_one(self) -> bool:
-        return Handler.requests_served == 1 + int(self.server_state.faults.argument("crash_in_block", "1"))
+    def _is_the_one(self, fault: str) -> bool:
+        faults = self.server_state.faults
+        return fault in faults and Handler.requests_served == 1 + int(faults.argument(fault, "1"))
 
-    def _generate(self, body: dict[str, Any], *, fatal: bool) -> None:
+    def _generate(self, body: dict[str, Any], *, fatal: str | None) -> None:
         state = self.server_state
         prompt = json.dumps(body.get("input_ids", body.get("text")))
         wanted = int(body["sampling_params"]["max_new_tokens"])
@@ -171,7 +172,9 @@ class Handler(BaseHTTPRequestHandler):
         done = 1  # prefill gives the first
         self._chunk(tokens[:done], prompt, finished=wanted == done)
         while done < wanted:
-            if fatal and done > wanted // 2:
+            if fatal == "hang_in_block" and done > wanted // 2:
+                time.sleep(3600)
+            if fatal == "crash_in_block" and done > wanted // 2:
                 die("RuntimeError: CUDA error: an illegal memory access was encountered")
             done += state.run_cycle(wanted - done)
             self._chunk(tokens[:done], prompt, finished=done == wanted)
@@ -337,6 +340,11 @@ def parse(command: list[str]) -> argparse.Namespace:
 def boot(state: Server) -> None:
     """From the first line to the port, with the log lines of a real start."""
     faults, arguments = state.faults, state.arguments
+
+    def stand_still(stage: str) -> None:
+        if faults.argument("hang_at") == stage:
+            time.sleep(3600)
+
     if "bad_argument" in faults:
         sys.stderr.write("launch_server.py: error: unrecognized arguments: --no-such-flag\n")
         os._exit(2)
@@ -350,12 +358,17 @@ def boot(state: Server) -> None:
         die("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
     say("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB")
     say("Load weight begin. avail mem=139.11 GB")
+    stand_still("load")
     if "crash_at_load" in faults:
         die("RuntimeError: CUDA error: unspecified launch failure")
     if "host_oom" in faults:
         os.kill(os.getpid(), signal.SIGKILL)
     say("Load weight end. elapsed=0.01 s, type=Stub, avail mem=121.18 GB, mem usage=17.92 GB.")
+    if faults.argument("hang_at") == "draft_init":
+        say("Load weight begin. avail mem=121.18 GB")
+        stand_still("draft_init")
     say("Capture target verify CUDA graph begin. backend=full, bs=[1]")
+    stand_still("capture")
     if "gpu_oom" in faults:
         die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.50 GiB. GPU 0 has 0.40 GiB free")
     say("Capture target verify CUDA graph end. elapsed=0.02 s, mem usage=0.43 GB")

@@ -105,6 +105,9 @@ def listens(port: int) -> bool:
         ("no_algorithm", "nccl_init", "nccl_no_algorithm", "invalid usage", {}),
         ("bad_argument", "load", "invalid_config", "--no-such-flag", {}),
         ("hang_at_init", "nccl_init", "hang_nccl_init", "took longer than its 0.5 s", {"nccl_init": 0.5}),
+        ("hang_at:load", "load", "hang", "took longer than its 0.5 s", {"load": 0.5}),
+        ("hang_at:draft_init", "draft_init", "hang", "took longer than its 0.5 s", {"draft_init": 0.5}),
+        ("hang_at:capture", "capture", "hang", "took longer than its 0.5 s", {"capture": 0.5}),
         ("slow_ready:30", "capture", "hang", "took longer than its 0.5 s", {"capture": 0.5}),
         ("dead_verify", "first_request", "hang_in_verify", "no complete answer", {"first_request": 0.5}),
         ("unauthorised", "first_request", "invalid_config", "401", {}),
@@ -131,6 +134,28 @@ def test_a_crash_in_the_middle_of_a_block(faulty: Faulty) -> None:
     assert (raised.value.stage, raised.value.kind, raised.value.transient) == ("measure", "crash", True)
     assert raised.value.log_tail
     engine.close()
+    assert faulty.nothing_is_left()
+
+
+def test_a_verify_that_dies_in_the_middle_of_a_block(faulty: Faulty) -> None:
+    engine = faulty.engine("hang_in_block:1", block=0.5)
+    engine.launch(faulty.configuration)
+    with pytest.raises(EngineError, match=r"within 0\.5 s") as raised:
+        engine.run_block(faulty.block)
+    assert (raised.value.stage, raised.value.kind, raised.value.transient) == ("measure", "hang_in_verify", False)
+    engine.close()
+    assert faulty.nothing_is_left()
+
+
+def test_a_server_that_ignores_sigterm_goes_after_the_grace(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeps.engines.sglang._GRACE_S", 0.3)
+    engine = faulty.engine("ignore_sigterm")
+    engine.launch(faulty.configuration)
+    (path,) = (faulty.folder / "node" / "leases").iterdir()
+    server = lease.Lease.read(path).server
+    assert server is not None
+    engine.close()
+    assert lease.identify(server.pid) is None
     assert faulty.nothing_is_left()
 
 
