@@ -221,7 +221,7 @@ class _Estimator:
         self._pinned_keys = np.array(
             [space.launch_key(replace(member, pinned=True)) for member in served] if stated == "mixed" else []
         )
-        self.model = CycleModel(space, seed=space.spec.study.seed)
+        self._model: CycleModel | None = None
 
     @classmethod
     def of(cls, space: Space, observations: Observations) -> _Estimator:
@@ -232,7 +232,14 @@ class _Estimator:
 
     def configure(self, *, seed: int, influence: Mapping[str, Iterable[str]] | None, draws: int) -> None:
         self._draws = draws
-        self.model = CycleModel(self.space, influence=influence, seed=seed)
+        self._model = CycleModel(self.space, influence=influence, seed=seed)
+
+    @property
+    def model(self) -> CycleModel:
+        """As configured by the sampler; a pruner beside another sampler has one of its own."""
+        if self._model is None:
+            self._model = CycleModel(self.space, seed=self.space.spec.study.seed)
+        return self._model
 
     @property
     def observations(self) -> Observations:

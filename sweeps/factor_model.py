@@ -24,6 +24,8 @@ _DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
 _PRIOR_OF_DEVIATION = (4.0, 4.0, 2.0, 0.5, 0.1)
 """Weights of _DEVIATION: the terms are believed until a measurement contradicts them."""
 _DEGREES_OF_FREEDOM = 3.0
+_LARGE = 1e30
+"""More than any value's square over its variance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,10 +191,14 @@ class FactorModel:
                 continue
             squares[:, group] = 0.0
             others = np.tensordot(squares, kernels, axes=1) + noise
-            tried = others[:, None] + (sizes**2)[None, :, None, None] * kernels[group]
+            # With the values as one more row, the factor's last row is its inverse times them: no second solve.
+            tried = np.empty((others.shape[0], sizes.size, values.size + 1, values.size + 1))
+            tried[..., :-1, :-1] = others[:, None] + (sizes**2)[None, :, None, None] * kernels[group]
+            tried[..., -1, :-1] = tried[..., :-1, -1] = values
+            tried[..., -1, -1] = _LARGE
             factor = np.linalg.cholesky(tried)
-            half = np.linalg.solve(factor, np.broadcast_to(values[:, None], (*tried.shape[:-1], 1)))[..., 0]
-            logs = np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
+            half = factor[..., -1, :-1]
+            logs = np.log(np.diagonal(factor, axis1=-2, axis2=-1)[..., :-1]).sum(axis=-1)
             evidence = -0.5 * (half**2).sum(axis=-1) - logs + prior[group]
             noisy = evidence - np.log(-np.log(rng.random(evidence.shape)))
             self._scales[:, group] = noisy.argmax(axis=1)
