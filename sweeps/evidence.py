@@ -247,18 +247,23 @@ def grade_arguments(
     resolved: Mapping[str, str | None],
     *,
     in_ranks: Sequence[Mapping[str, str]] = (),
+    logged: Mapping[str, str | None] | None = None,
 ) -> tuple[Evidence, ...]:
     """One row per requested argument (and rank, where ranks report it).
 
     Args:
         requested: by the resolved names (`speculative_num_steps`).
-        resolved: the server's own account, from /server_info or its log.
+        resolved: the server's own account, from /server_info.
+        logged: the same from the line in its log; where the two differ, the one that contradicts the request counts.
         in_ranks: what each rank's worker holds, by the same names; may know fewer (of switches only it knows).
     """
     rows = []
     for name, value in sorted(requested.items()):
         for rank, held in enumerate(in_ranks or ({},)):
-            seen, effective = resolved.get(name), held.get(name, resolved.get(name))
+            seen = resolved.get(name)
+            told = [each for each in (seen, (logged or {}).get(name)) if each is not None]
+            contrary = (each for each in told if not _equal(each, value))
+            effective = held.get(name, next(contrary, next(iter(told), None)))
             grade: Grade = (
                 "effective" if _equal(effective, value) else "not_seen" if effective is None else "overridden"
             )

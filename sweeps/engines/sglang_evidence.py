@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from sweeps.engines.base import Evidence
 from sweeps.engines.probe_link import Handshake
+from sweeps.engines.server_log import resolved_arguments
 from sweeps.engines.sglang_command import launch_environment, num_ranks
 from sweeps.env_sources import nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
@@ -67,8 +68,13 @@ def gather_evidence(
         all_reduce=all_reduce,
         conf_files=nccl_conf_files(handshakes[0].environment),
     )
-    in_ranks = [_held_by(cycles, each, configuration) for each in handshakes]
-    return (*rows, *grade_arguments(_requested_arguments(configuration), resolved, in_ranks=in_ranks)), all_reduce
+    arguments = grade_arguments(
+        _requested_arguments(configuration),
+        resolved,
+        in_ranks=[_held_by(cycles, each, configuration) for each in handshakes],
+        logged=resolved_arguments(log),
+    )
+    return (*rows, *arguments), all_reduce
 
 
 def _requested_arguments(configuration: Configuration) -> dict[str, str]:
@@ -108,6 +114,7 @@ def effective_settings(
     settings = {name: str(server_info[name]) for name in _TOLD if server_info.get(name) is not None}
     settings["num_steps"] = str(configuration.num_steps)
     if configuration.speculates:
+        settings["speculative_worker"] = "v2"  # the probe wraps no other: its cycles are the proof
         for name in ("eagle_topk", "num_draft_tokens"):
             own = getattr(configuration, name) if step_candidates else server_info.get(f"speculative_{name}")
             settings[name] = str(own)

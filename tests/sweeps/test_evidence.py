@@ -192,6 +192,27 @@ def test_arguments() -> None:
 
 
 @pytest.mark.parametrize(
+    ("told", "logged", "grade", "effective"),
+    [
+        ("fa3", "fa3", "effective", "fa3"),
+        ("fa3", "triton", "overridden", "triton"),
+        ("triton", "fa3", "overridden", "triton"),
+        (None, "fa3", "effective", "fa3"),
+        ("fa3", None, "effective", "fa3"),
+    ],
+)
+def test_the_log_can_contradict_the_servers_answer(
+    told: str | None, logged: str | None, grade: str, effective: str
+) -> None:
+    (row,) = grade_arguments(
+        {"attention_backend": "fa3"}, {"attention_backend": told}, logged={"attention_backend": logged}
+    )
+    assert (row.grade, row.seen, row.effective) == (grade, told, effective)
+    held = grade_arguments({"x": "2"}, {"x": "3"}, logged={"x": "3"}, in_ranks=[{"x": "2"}])
+    assert held[0].grade == "effective", "what a rank runs with is nearer than what was said at the start"
+
+
+@pytest.mark.parametrize(
     ("wanted", "held"), [("true", "True"), ("0.8", "0.80"), ("4", "4"), ("None", None), ("fa3", "fa3")]
 )
 def test_equal_arguments_in_different_spelling(wanted: str, held: str | None) -> None:
