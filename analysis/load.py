@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Results:
     trials: pl.DataFrame
     """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch."""
     blocks: pl.DataFrame
+    """At the concurrency that the search decided on."""
+    all_blocks: pl.DataFrame
+    """Valid ones at every concurrency."""
+    concurrencies: tuple[int, ...]
+    """Those that were measured, the one that the search decided on first."""
     anchors: pl.DataFrame
     """Blocks at step count 0 inside the servers of `trials`: no part of their configurations."""
     kernels: pl.DataFrame
@@ -65,6 +70,10 @@ class Results:
     @property
     def simulated(self) -> bool:
         return self.engine == "simulated"
+
+    def at(self, concurrency: int) -> Results:
+        """The same sweep as if it had measured this concurrency alone."""
+        return replace(self, blocks=self.all_blocks.filter(pl.col("concurrency") == concurrency))
 
     @property
     def pinned(self) -> bool:
@@ -91,14 +100,17 @@ def load(root: Path) -> Results:
     latest = every.filter(last)
     evidence = _of(_frame(folder, "evidence"), latest)
     lost = _lost_settings(evidence)
-    blocks, dropped = _valid_blocks(_of(_frame(folder, "blocks"), latest), latest)
-    has_blocks = set(blocks["trial_id"])
+    measured = _of(_frame(folder, "blocks"), latest).with_columns(pl.col("concurrency").fill_null(1))
+    concurrencies = tuple(measured.sort("started_s")["concurrency"].unique(maintain_order=True))
+    all_blocks, dropped = _valid_blocks(measured, latest)
+    has_blocks = set(all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))["trial_id"])
     left_out: dict[str, Excluded] = {}
     for row in _rows(latest):
         if (why := _why_excluded(row, lost, has_blocks)) is not None:
             left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
     trials = _with_launches(latest).filter(~pl.col("trial_id").is_in(list(left_out)))
-    blocks = blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
+    all_blocks = all_blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
+    blocks = all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))
     pruned = [
         _exclude_trial(row, "pruned", row["reason"] or "no reason stored")
         for row in _rows(trials)
@@ -113,6 +125,8 @@ def load(root: Path) -> Results:
         all_trials=every,
         trials=trials,
         blocks=blocks,
+        all_blocks=all_blocks,
+        concurrencies=concurrencies,
         anchors=_of(_frame(folder, "anchors"), trials),
         kernels=_of(_frame(folder, "kernels"), trials),
         evidence=evidence,
@@ -226,6 +240,24 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _clocks_apart(trials: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[str]:
+    """Trials whose median SM clock is not the controls', or not the others' where no control has one."""
+    clocks = blocks.group_by("trial_id").agg(mhz=pl.col("sm_clock_mhz").median()).drop_nulls().sort("trial_id")
+    controls = trials.filter(pl.col("role") == "control")["trial_id"].implode()
+    of_controls = clocks.filter(pl.col("trial_id").is_in(controls))["mhz"].median()
+    usual = of_controls if of_controls is not None else clocks["mhz"].median()
+    if not isinstance(usual, float):
+        return
+    apart = clocks.filter((pl.col("mhz") / usual - 1).abs() > _CLOCK_TOLERANCE)
+    if not apart.is_empty():
+        listed = ", ".join(f"{trial} {mhz:.0f} MHz" for trial, mhz in apart.head(8).rows())
+        more = f" and {apart.height - 8} more" if apart.height > 8 else ""
+        yield (
+            f"the median SM clock is more than {_CLOCK_TOLERANCE:.0%} away from the "
+            f"{'control' if of_controls is not None else 'sweep'}'s {usual:.0f} MHz in {listed}{more}"
+        )
+
+
 def _is_mixed(trials: pl.DataFrame) -> bool:
     kinds = trials.filter(pl.col("num_steps") > 0)["acceptance"].unique()
     return set(kinds) == {"measured", "pinned"}
@@ -246,10 +278,7 @@ def _warnings(
         yield f"{count} of {trials.height} trials ran with pinned acceptance: they count for cycle times alone"
     elif "pinned" in latest["acceptance"].to_list():
         yield "acceptance is pinned (the server simulates it): cycle times hold, throughput recommends nothing"
-    clocks = blocks.group_by("trial_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls()["sm_clock_mhz"]
-    low, high = clocks.min(), clocks.max()
-    if isinstance(low, float) and isinstance(high, float) and high > low * (1 + _CLOCK_TOLERANCE):
-        yield f"the median SM clock differs among trials by {high / low - 1:.1%} ({low:.0f} to {high:.0f} MHz)"
+    yield from _clocks_apart(trials, blocks)
     throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))
     if not throttled.is_empty():
         count = throttled["trial_id"].n_unique()

@@ -83,12 +83,19 @@ def test_trials_switched_in_place_share_the_launch_of_the_one_before(tmp_path):
     assert len(set(launches)) == 4
 
 
+def test_clocks_within_two_percent_of_the_controls_are_no_matter(tmp_path):
+    root = write_sweep(tmp_path / "r", [CONTROL, EAGLE, EAGLE], World(num_blocks=1))
+    for trial_id, mhz in (("t0000", 1980.0), ("t0001", 1950.0), ("t0002", 2018.0)):
+        edit_blocks(root, trial_id, sm_clock_mhz=mhz)
+    assert not any("SM clock" in each for each in load(root).warnings)
+
+
 def test_clocks_that_differ_and_mixed_versions_are_warned_of(tmp_path):
     root = write_sweep(tmp_path / "r", [CONTROL, replace(EAGLE, columns={"engine_version": "2"})], World(num_blocks=1))
     edit_blocks(root, "t0000", sm_clock_mhz=2040.0)
     edit_blocks(root, "t0001", sm_clock_mhz=1687.0)
     warnings = " ".join(load(root).warnings)
-    assert "SM clock" in warnings
+    assert "2% away from the control's 2040 MHz in t0001 1687 MHz" in warnings
     assert "engine_version (1, 2)" in warnings
 
 
