@@ -18,7 +18,7 @@ from sweeps.space import Configuration, Space
 from sweeps.spec import EngineSpec, SpecError, SweepSpec, parse_spec
 from sweeps.study import SweepStudy, open_journal
 from sweeps.tables import ResultsFolder, read_table
-from sweeps.trial import HeldEngine, recover
+from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
 SAMPLERS = ("grid", "random", "tpe")
@@ -438,3 +438,30 @@ def test_a_mixed_sweep_that_was_interrupted_before_the_check_goes_on_with_it(tmp
     asked = resumed.ask()
     assert asked is not None
     assert (asked.role, asked.configuration, asked.acceptance) == ("incumbent", check.configuration, "measured")
+
+
+@pytest.mark.parametrize("sampler", ["grid", "cycle_model"])
+def test_a_mixed_sweep_on_two_nodes_checks_its_winner_once(sampler: str, tmp_path: Path) -> None:
+    stop = ", stop_probability: 0.95" if sampler == "cycle_model" else ""
+    extra = f"study: {{sampler: {{name: {sampler}}}{stop}}}\n"
+    spec = parse_spec(MIXED.replace("NOISE", "0.3") + extra, source="mixed")
+    study, context = SweepStudy(spec, Space(spec)), stub_context(spec, tmp_path)
+    nodes = [HeldEngine(SimulatedEngine(spec)) for _ in range(2)]
+    running: list[tuple[HeldEngine, PlannedTrial, Measurement]] = []
+    checks: list[Configuration] = []
+    while not study.finished or running:
+        while len(running) < 2 and (trial := study.ask()) is not None:
+            held = next(node for node in nodes if node not in [each for each, *_ in running])
+            running.append((held, trial, Measurement(held, trial, context)))
+            checks += [trial.configuration] if trial.role == "incumbent" else []
+        for entry in list(running):
+            _, trial, measurement = entry
+            result = measurement.advance()
+            if isinstance(result, Outcome):
+                running.remove(entry)
+                study.tell(trial, result)
+            else:
+                study.report(trial, result, seconds=measurement.seconds)
+    assert study.incumbent is not None
+    assert study.observations.is_measured(study.incumbent)
+    assert len(checks) == len(set(checks))
