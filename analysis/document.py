@@ -8,12 +8,11 @@ from typing import Any
 from analysis.effects import CONFIDENCE, Effect
 from analysis.factors import Factor
 from analysis.phases import Phases
-from analysis.verdict import Side, SweepVerdict
+from analysis.verdict import AtConcurrency, Pays, Side, SweepVerdict
 
 
 def document(verdict: SweepVerdict) -> dict[str, Any]:
     """Plain values only; intervals are [low, high]."""
-    pays = verdict.speculation_pays
     return {
         "sweep_id": verdict.sweep_id,
         "engine": verdict.engine,
@@ -23,15 +22,9 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         "control": _side(verdict.control),
         "best": _side(verdict.best),
         "best_reason": verdict.best_reason,
-        "speculation_pays": {
-            "verdict": pays.verdict,
-            "sentence": pays.sentence,
-            **_effect(pays.effect),
-            "reason": pays.reason,
-            "selection": pays.selection or None,
-            "best_speculative": _side(pays.speculative),
-            "best_without_speculation": _side(pays.plain),
-        },
+        "speculation_pays": _pays(verdict.speculation_pays),
+        "concurrency": verdict.concurrency,
+        "by_concurrency": [_at(each) for each in verdict.by_concurrency],
         "configurations": [_side(side) for side in verdict.sides],
         "phases": [_phases(each) for each in verdict.phases],
         "factors": [_factor(factor) for factor in verdict.factors],
@@ -61,6 +54,27 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
             "num_configurations_counts": verdict.cost.counts,
             "trials_by_status": dict(verdict.cost.by_status),
         },
+    }
+
+
+def _pays(pays: Pays) -> dict[str, Any]:
+    return {
+        "verdict": pays.verdict,
+        "sentence": pays.sentence,
+        **_effect(pays.effect),
+        "reason": pays.reason,
+        "selection": pays.selection or None,
+        "best_speculative": _side(pays.speculative),
+        "best_without_speculation": _side(pays.plain),
+    }
+
+
+def _at(each: AtConcurrency) -> dict[str, Any]:
+    return {
+        "concurrency": each.concurrency,
+        "best": _side(each.best),
+        "best_reason": each.best_reason,
+        "speculation_pays": _pays(each.speculation_pays),
     }
 
 

@@ -22,6 +22,7 @@ from analysis.wording import (
     blocks_only,
     command_note,
     communication_bound,
+    crossover,
     drift_inside,
     hours,
     percent,
@@ -53,6 +54,7 @@ def page(verdict: SweepVerdict) -> str:
         _header(verdict),
         _tiles(verdict),
         _throughput(verdict),
+        _concurrencies(verdict),
         _predictions(verdict),
         _cycle(verdict),
         _dimensions(verdict),
@@ -139,6 +141,25 @@ def _predictions(verdict: SweepVerdict) -> str:
     ]
     header = ["configuration", "pinned trials", "#cycle ms", "#AL measured", "#tok/s predicted", "#tok/s measured"]
     return _section("What was only timed", text, _table(header, rows))
+
+
+def _concurrencies(verdict: SweepVerdict) -> str:
+    if not verdict.by_concurrency:
+        return ""
+    rows = []
+    for each in verdict.by_concurrency:
+        pays = each.speculation_pays
+        speculative, plain = (
+            "<td>none</td>"
+            if side is None
+            else f"<td>{side.tok_s:.1f} tok/s<div class='why'>{escape(verdict.names[side.configuration_id])}</div></td>"
+            for side in (pays.speculative, pays.plain)
+        )
+        rows.append(
+            f'<td class="n">{each.concurrency}</td>{plain}{speculative}{_judged_cell(pays.effect, pays.reason)}'
+        )
+    header = ["#requests at a time", "best without speculation", "best speculative", "speculation"]
+    return _section("How many requests at a time", crossover(verdict), _table(header, rows))
 
 
 def _cycle(verdict: SweepVerdict) -> str:
@@ -313,9 +334,12 @@ def _alone(saving: Saving, missing_ms: float | None) -> str:
 
 
 def _effect_cell(factor: Factor) -> str:
-    effect: Effect | None = factor.effect
+    return _judged_cell(factor.effect, factor.reason)
+
+
+def _judged_cell(effect: Effect | None, reason: str | None) -> str:
     if effect is None:
-        return f'<td class="cell"><span class="why">{escape(factor.reason or "")}</span></td>'
+        return f'<td class="cell"><span class="why">{escape(reason or "")}</span></td>'
     low, high = effect.interval
     note = effect.reason or effect.assumption
     why = f' title="{escape(note)}"' if note else ""

@@ -13,6 +13,7 @@ from analysis.wording import (
     METRIC_NAMES,
     command_note,
     communication_bound,
+    crossover,
     hours,
     interval_heading,
     percent,
@@ -47,7 +48,8 @@ def print_short_form(verdict: SweepVerdict, console: Console) -> None:
 
 
 def _tables(verdict: SweepVerdict) -> list[RenderableType]:
-    return [_configurations(verdict), *([_dimensions(verdict)] if verdict.factors else [])]
+    crowds = [_concurrencies(verdict)] if verdict.by_concurrency else []
+    return [_configurations(verdict), *crowds, *([_dimensions(verdict)] if verdict.factors else [])]
 
 
 def _configurations(verdict: SweepVerdict) -> Table:
@@ -81,6 +83,24 @@ def _configurations(verdict: SweepVerdict) -> Table:
     return table
 
 
+def _concurrencies(verdict: SweepVerdict) -> Table:
+    table = Table(title="Requests at a time", title_justify="left", header_style="bold")
+    table.add_column("concurrency", justify="right")
+    table.add_column("best speculative", overflow="fold")
+    for name in ("tok/s", "without", "speculation"):
+        table.add_column(name, justify="right")
+    for each in verdict.by_concurrency:
+        pays = each.speculation_pays
+        words = pays.verdict if pays.effect is None else f"{percent(pays.effect.effect)} {verdict_words(pays.effect)}"
+        table.add_row(
+            str(each.concurrency),
+            "" if pays.speculative is None else verdict.names[pays.speculative.configuration_id],
+            *("" if side is None else f"{side.tok_s:.1f}" for side in (pays.speculative, pays.plain)),
+            Text(words, style=_COLOURS[pays.verdict]),
+        )
+    return table
+
+
 def _against(side: Side) -> Text:
     effect = side.against_control
     if effect is None:
@@ -110,7 +130,7 @@ def _cell(factor: Factor) -> Text:
 
 
 def _lines(verdict: SweepVerdict) -> list[str]:
-    lines = []
+    lines = [crossover(verdict)] if verdict.by_concurrency else []
     needed = verdict.break_even
     if needed is not None:
         line = f"Break-even accept length at a cycle of {needed.cycle_ms:.2f} ms: {needed.accept_length:.2f}"

@@ -58,6 +58,17 @@ class Pays:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AtConcurrency:
+    """The answers at one of several concurrencies; configurations are compared within it alone."""
+
+    concurrency: int
+    """Requests in flight."""
+    best: Side | None
+    best_reason: str
+    speculation_pays: Pays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ControlRun:
     """One measurement of the control."""
 
@@ -80,6 +91,10 @@ class SweepVerdict:
     best: Side | None
     best_reason: str
     speculation_pays: Pays
+    by_concurrency: tuple[AtConcurrency, ...]
+    """Ascending; () where the sweep measured one alone. Everything else is about the one that the search decided on."""
+    concurrency: int | None
+    """That one; None without a block."""
     sides: tuple[Side, ...]
     """Every configuration with valid blocks, fastest first."""
     phases: tuple[Phases, ...]
@@ -128,6 +143,8 @@ def verdict(results: Results) -> SweepVerdict:
         best=best,
         best_reason=best_reason,
         speculation_pays=pays,
+        by_concurrency=_by_concurrency(results),
+        concurrency=next(iter(results.concurrencies), None),
         sides=sides,
         phases=tuple(shown[side.configuration_id] for side in sides),
         factors=factors(results, observed),
@@ -144,6 +161,20 @@ def verdict(results: Results) -> SweepVerdict:
         warnings=(*results.warnings, *_unchecked(predicted, sides)),
         cost=cost(results),
     )
+
+
+def _by_concurrency(results: Results) -> tuple[AtConcurrency, ...]:
+    if len(results.concurrencies) < 2:
+        return ()
+    found = []
+    for concurrency in sorted(results.concurrencies):
+        here = results.at(concurrency)
+        sides = _sides(here, points(here), observe(here, "tok_s"))
+        control = next((side for side in sides if side.role == "control"), None)
+        best, best_reason = _best(here, sides, control)
+        pays = _pays(here, sides, _fastest(sides, speculates=True), _fastest(sides, speculates=False))
+        found.append(AtConcurrency(concurrency=concurrency, best=best, best_reason=best_reason, speculation_pays=pays))
+    return tuple(found)
 
 
 def _sides(results: Results, everything: Sequence[Point], throughput: Observed) -> tuple[Side, ...]:

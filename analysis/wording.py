@@ -20,6 +20,13 @@ METRIC_NAMES: Mapping[str, str] = {
     "verify_ms": "verify time",
     "extend_ms": "extend time",
 }
+_PAYS = {
+    "better": "pays",
+    "worse": "does not pay",
+    "equivalent": "makes no difference",
+    "undecided": "may or may not pay",
+    "not exercised": "was not exercised",
+}
 _SHORT = {"num_steps": "steps {}", "eagle_topk": "top-k {}", "num_draft_tokens": "{} draft tokens", "nccl": "nccl {}"}
 
 
@@ -73,6 +80,18 @@ def communication_bound(found: Communication) -> str:
 def command_note(verdict: SweepVerdict) -> str:
     """What to know before running a simulated winner's command."""
     return " The command is a template: MODEL stands for a model's path." if verdict.engine == "simulated" else ""
+
+
+def crossover(verdict: SweepVerdict) -> str:
+    """At which concurrencies speculation pays, in one sentence, and which one the search decided on."""
+    groups: dict[str, list[str]] = {}
+    for each in verdict.by_concurrency:
+        groups.setdefault(_PAYS[each.speculation_pays.verdict], []).append(str(each.concurrency))
+    words = "; ".join(f"{word} at {', '.join(numbers)}" for word, numbers in groups.items())
+    return (
+        f"Requests at a time: speculation {words}. The search decided on {verdict.concurrency}; elsewhere the best is "
+        "the best of what it measured."
+    )
 
 
 def drift_inside(drift: ServerDrift) -> str:

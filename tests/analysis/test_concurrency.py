@@ -1,0 +1,98 @@
+"""Several concurrencies in one sweep: each judged on its own, the first one as if it stood alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from analysis.document import document
+from analysis.load import load
+from analysis.report import page
+from analysis.short_form import print_short_form
+from analysis.verdict import SweepVerdict, verdict
+from sweeps.tables import ResultsFolder, read_table, write_part
+from tests.analysis.synthetic import Arm, World, interleaved, with_effect, write_sweep
+
+PLAIN = Arm()
+CHAIN = Arm(num_steps=2, accept_length=2.4, draft_ms=0.6, verify_ms=16.0, extend_ms=0.3)
+LONG = Arm(num_steps=5, accept_length=3.0, draft_ms=1.2, verify_ms=17.0, extend_ms=0.3)
+SLOWER = {0: 1.0, 2: 1.5, 5: 3.0}
+"""By steps: seconds of a block of eight requests, against one of one request."""
+
+
+def crowd(folder: Path, *, order: Sequence[int] = (1, 8)) -> Path:
+    """Give every trial blocks at eight requests beside those at one."""
+    results = ResultsFolder(folder)
+    steps = {row["trial_id"]: row["num_steps"] for row in read_table(results, "trials").to_pylist()}
+    every = read_table(results, "blocks").to_pylist()
+    for trial_id, num_steps in steps.items():
+        own = [row for row in every if row["trial_id"] == trial_id]
+        rows = []
+        for row in own:
+            seconds = row["decode_s"] * SLOWER[num_steps]
+            many = {"decode_s": seconds, "decode_tokens": 8 * row["decode_tokens"], "accept_histogram": None}
+            both = {1: {"concurrency": 1}, 8: {**many, "concurrency": 8}}
+            rows += [{**row, **both[each], "started_s": row["started_s"] + 2 * at} for at, each in enumerate(order)]
+        write_part(results, "blocks", rows, trial_id=trial_id, attempt=1)
+    return folder
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> SweepVerdict:
+    return verdict(load(write_sweep(tmp_path / "alone", interleaved([CHAIN, LONG]), World())))
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> SweepVerdict:
+    return verdict(load(crowd(write_sweep(tmp_path / "r", interleaved([CHAIN, LONG]), World()))))
+
+
+def test_each_concurrency_has_its_own_winner(crowded: SweepVerdict) -> None:
+    one, eight = crowded.by_concurrency
+    assert (one.concurrency, eight.concurrency) == (1, 8)
+    assert one.best is not None
+    assert eight.best is not None
+    assert (one.best.configuration_id, eight.best.configuration_id) == (LONG.configuration_id, CHAIN.configuration_id)
+    assert one.speculation_pays.verdict == "better"
+    assert eight.speculation_pays.plain is not None
+    assert eight.speculation_pays.plain.tok_s == pytest.approx(8 * PLAIN.tok_s, rel=0.02)
+
+
+def test_what_the_search_decided_on_is_judged_as_if_it_stood_alone(alone: SweepVerdict, crowded: SweepVerdict) -> None:
+    assert (alone.by_concurrency, alone.concurrency) == ((), 1)
+    for field in fields(SweepVerdict):
+        if field.name != "by_concurrency":
+            assert getattr(crowded, field.name) == getattr(alone, field.name), field.name
+
+
+def test_the_first_block_of_a_trial_tells_what_the_search_decided_on(tmp_path: Path) -> None:
+    folder = crowd(write_sweep(tmp_path / "r", interleaved([CHAIN, LONG]), World()), order=(8, 1))
+    found = verdict(load(folder))
+    assert found.concurrency == 8
+    assert found.best is not None
+    assert found.best.configuration_id == CHAIN.configuration_id
+    assert [each.concurrency for each in found.by_concurrency] == [1, 8]
+
+
+def test_speculation_that_pays_for_one_request_and_not_for_many_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SLOWER, 2, 2.5)
+    found = verdict(load(crowd(write_sweep(tmp_path / "r", interleaved([CHAIN, LONG, with_effect(CHAIN, 0.0)])))))
+    assert [each.speculation_pays.verdict for each in found.by_concurrency] == ["better", "worse"]
+    said = "speculation pays at 1; does not pay at 8. The search decided on 1"
+    assert said in page(found)
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    print_short_form(found, console)
+    console.file.close()
+    assert said in console.export_text()
+    told = json.loads(json.dumps(document(found), allow_nan=False))["by_concurrency"]
+    assert [(each["concurrency"], each["speculation_pays"]["verdict"]) for each in told] == [
+        (1, "better"),
+        (8, "worse"),
+    ]
