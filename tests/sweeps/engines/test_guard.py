@@ -188,6 +188,54 @@ def test_nothing_outlives_a_killed_owner(bench: Bench, number: signal.Signals) -
     assert not alive(bench.daemon()[0])
 
 
+UNDER_RAY = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+os.environ.update(RAY_AUTH_MODE='disabled', RAY_USAGE_STATS_ENABLED='0')
+import ray
+from pathlib import Path
+from sweeps.engines.guard import ServerProcess
+ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level='error')
+
+@ray.remote
+class Actor:
+    def start(self, folder, script):
+        (folder / 'server-1').mkdir()
+        self.server = ServerProcess.start([sys.executable, '-I', '-S', '-c', script], env={},
+                                          log_path=folder / 'server.log', lease_dir=folder / 'leases', grace_s=0.3,
+                                          scratch=folder / 'server-1')
+        return os.getppid(), self.server.guard_pid, self.server.pid
+
+actor = Actor.remote()
+print(*ray.get(actor.start.remote(Path(sys.argv[2]), sys.argv[3])), flush=True)
+while True:
+    time.sleep(0.2)
+    try:
+        os.waitpid(-1, os.WNOHANG)  # as a node's init: to Ray's workers a zombie raylet lives
+    except ChildProcessError:
+        pass
+"""
+
+
+def test_nothing_outlives_a_killed_raylet(bench: Bench) -> None:
+    """An actor is its raylet's child, and the guard is nobody's: it sees its owner die and does its work."""
+    command = [sys.executable, "-c", UNDER_RAY, str(ROOT), str(bench.log.parent), DAEMON]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert driver.stdout is not None
+    try:
+        raylet_pid, guard_pid, server_pid = map(int, driver.stdout.readline().split())
+        bench.up()
+        os.kill(raylet_pid, signal.SIGKILL)
+        until(bench.no_lease, "the guard's work")
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    until(lambda: not alive(guard_pid), "the guard's end")
+    assert not alive(server_pid)
+    assert not alive(bench.daemon()[0])
+
+
 def test_a_stop_that_its_owner_does_not_live_to_see_is_finished(bench: Bench) -> None:
     """As Tune does: it kills an actor whose server takes longer to stop than Tune waits."""
     stopping = OWNER.replace("grace_s=0.3", "grace_s=1.5").replace(
