@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from sweeps.engines.base import Kind
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -45,3 +48,9 @@ def test_documents_name_no_path_of_the_machine_they_were_written_on() -> None:
     machine = re.compile(r"/(?:work|root|home/\w+)/")
 
     assert not [path for path in files if machine.search(path.read_text(encoding="utf-8"))]
+
+
+def test_the_readme_says_what_every_kind_of_failure_looks_like() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## When things go wrong")[1].split("\n## ")[0]
+
+    assert not [kind for kind in (*get_args(Kind), "interrupted") if not re.search(rf"`(failed: )?{kind}`", table)]
