@@ -105,6 +105,7 @@ def _ratio(fours: np.ndarray) -> dict[str, object]:
         "tok_s_probe_off": float(np.exp(fours[:, 1].mean())),
         "ratio_on_to_off": float(np.exp(differences.mean())),
         "interval_95": [float(np.exp(bound)) for bound in interval],
+        "median_ratio": float(np.exp(np.median(differences))),
         "spread_of_one_four": float(differences.std(ddof=1)),
     }
 

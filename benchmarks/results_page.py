@@ -15,7 +15,10 @@ _HEAD = """# Results
 Made by `python -m benchmarks.results_page` from `results/*.json`; change the benchmarks, not this page. Each record
 names its machine and date; figures of different records were taken under different load and are not to be compared.
 """
-_ARGUMENTS = {"probe_overhead_cpu": "probe_overhead SPEC --name probe_overhead_cpu"}
+_ARGUMENTS = {
+    f"probe_overhead_{where}": f"probe_overhead benchmarks/specs/probe_{where}.yaml --name probe_overhead_{where}"
+    for where in ("cpu", "h200")
+}
 """Command of a record that is not named like its module."""
 _ABOUT = {
     "overhead": """What the framework itself costs per trial, beside bare Ray Tune in the same run. Simulated engine, so
@@ -26,7 +29,11 @@ from the recorded sweeps in `tests/assets/`; the machine in the next line only d
 server simulates acceptance: its cycle times are measured, its rates are not.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
-and the core with the model itself; on a GPU it was not measured yet.""",
+and the core with the model itself. Then its cycles against two other clocks, and its phases against the spans of
+SGLang's own profiler over the same cycles.""",
+    "probe_overhead_h200": """The same on one H200, with a model large enough that the GPU sets the pace: the marks are
+CUDA events, the profiler's spans reach from a phase's first kernel to its last. What a mark has before the first kernel
+(the GPU waits for a host that the profiler slows) is in the probe's time and not in the span's.""",
     "search_cost": """GPU seconds until the incumbent is, and stays, within 1 % of the best configuration, by policy and
 landscape. Virtual clock, simulated numbers.""",
 }
