@@ -64,11 +64,45 @@ def test_sweep_over_steps_and_topk(algorithm: str, document: dict[str, Any], tmp
     assert "results:" in output
 
 
+def test_one_server_serves_every_chain_at_every_concurrency_and_its_anchors(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    changed = {
+        "search": {"num_steps": [1, 3]},
+        "workload": {**document["workload"], "concurrency": [1, 3]},
+        "control": {**document["control"], "in_server": True},
+        "study": {**document["study"], "pruner": {"name": "none"}},
+    }
+
+    folder, _ = run_sweep({**document, **changed}, "EAGLE3", tmp_path)
+
+    chains = {row["trial_id"]: row for row in read_table(folder, "trials").to_pylist() if row["num_steps"]}
+    assert sorted(row["relaunched"] for row in chains.values()) == [False, True]
+    blocks = read_table(folder, "blocks").to_pylist()
+    for trial_id in chains:
+        own = [(row["block_index"], row["concurrency"]) for row in blocks if row["trial_id"] == trial_id]
+        assert own == [(index, concurrency) for index in range(3) for concurrency in (1, 3)]
+    cycles = read_table(folder, "cycles")
+    for concurrency in (1, 3):
+        sizes = cycles.filter(pc.equal(cycles["concurrency"], concurrency))["batch_size"].to_pylist()
+        assert max(sizes) == concurrency
+    first, second = sorted(chains, key=lambda trial_id: chains[trial_id]["started_s"])
+    anchors = read_table(folder, "anchors").sort_by("started_s").to_pylist()
+    assert [(row["trial_id"], row["place"]) for row in anchors] == [
+        (first, "before"),
+        (first, "after"),
+        (second, "after"),
+    ]
+    assert {row["accept_length"] for row in anchors} == {1.0}, "the target alone, through verify"
+    assert len({row["output_hash"] for row in anchors}) == 1
+    _texts_agree(folder)
+
+
 def _texts_agree(folder: ResultsFolder) -> None:
-    """Greedy text of a prompt is the same in every trial, the control included."""
-    texts: dict[str, set[str]] = {}
+    """Greedy text of a prompt is the same in every trial at its concurrency, the control included."""
+    texts: dict[tuple[str, int], set[str]] = {}
     for row in read_table(folder, "requests").to_pylist():
-        texts.setdefault(row["prompt_id"], set()).add(row["output_hash"])
+        texts.setdefault((row["prompt_id"], row["concurrency"]), set()).add(row["output_hash"])
     assert texts
     assert all(len(hashes) == 1 for hashes in texts.values())
 
