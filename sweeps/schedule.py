@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sweeps.observations import Acceptance, Observation, Observations, Role
+from sweeps.observations import Observation, Observations, Role
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec
 
@@ -118,20 +118,6 @@ class Schedule:
         self._due.append("control")
         if self._spec.control.incumbent:
             self._due.append("incumbent")
-
-
-def acceptance_of(space: Space, observations: Observations, configuration: Configuration, *, role: Role) -> Acceptance:
-    """How a trial started now would run.
-
-    In a mixed sweep a candidate is only timed once another trial has told the accept length of its drafting. Where a
-    live server measures it without a launch, it measures: that is cheaper and says more.
-    """
-    stated = space.spec.acceptance
-    if stated != "mixed":
-        return stated
-    if role != "candidate" or not configuration.speculates or configuration.drafting not in observations.known_drafting:
-        return "measured"
-    return "measured" if observations.live_launch_key == space.launch_key(configuration) else "pinned"
 
 
 def _is_candidate(seen: Observation) -> bool:

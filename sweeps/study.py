@@ -20,6 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.mixed_acceptance import acceptance_of, checked_prediction
 from sweeps.observations import (
     MAXIMISED,
     CertifyingSampler,
@@ -35,7 +36,7 @@ from sweeps.observations import (
     candidate_id,
 )
 from sweeps.samplers import build_pruner, build_sampler
-from sweeps.schedule import Schedule, acceptance_of
+from sweeps.schedule import Schedule
 from sweeps.space import Configuration, InvalidConfigurationError, Space, Suggestion
 from sweeps.spec import SpecError, SweepSpec
 from sweeps.summary import BlockSummary
@@ -161,11 +162,10 @@ class SweepStudy:
 
     def tell(self, trial: PlannedTrial, outcome: Outcome) -> None:
         """Take the end of a trial into the observations and the study."""
-        predicted = self._predicted(trial)
         self.observations.finish(trial.trial_id, outcome)
         observed = self.observations[trial.trial_id]
-        if predicted is not None and observed.status == "completed":
-            self._compare(observed, predicted)
+        if (checked := checked_prediction(self.observations, observed, self._metric)) is not None:
+            self._findings.append(checked)
         if trial.number is None:
             self._share_control(observed)
             return
@@ -257,26 +257,6 @@ class SweepStudy:
         """Whether only a combination of trials speaks for the incumbent of a mixed sweep."""
         best = self.incumbent if self.spec.acceptance == "mixed" else None
         return best is not None and not self.observations.is_measured(best)
-
-    def _predicted(self, trial: PlannedTrial) -> float | None:
-        """What pinned trials say of a configuration that this trial is the first to measure."""
-        if trial.acceptance == "pinned" or self.observations.is_measured(trial.configuration):
-            return None
-        alike = self.observations.of_configuration(trial.configuration)
-        means = [mean for seen in alike if seen.status == "completed" and (mean := seen.mean(self._metric)) is not None]
-        return sum(means) / len(means) if means else None
-
-    def _compare(self, observed: Observation, predicted: float) -> None:
-        measured = observed.mean(self._metric)
-        if measured is None:
-            return
-        share = measured / predicted - 1.0
-        detail = (
-            f"{observed.trial.configuration.label}: {self._metric} {predicted:.2f} predicted from pinned cycles and "
-            f"measured accept length, {measured:.2f} measured as {observed.trial.trial_id} ({share:+.1%})"
-        )
-        numbers = {"predicted": predicted, "measured": measured, "share": share}
-        self._findings.append(Finding(event="prediction_checked", detail=detail, numbers=numbers))
 
     def _planned(
         self, trial_id: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion

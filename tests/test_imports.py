@@ -19,6 +19,7 @@ LAYERS = {
     "sweeps.trial": 3,
     "sweeps.samplers": 2,
     "sweeps.schedule": 2,
+    "sweeps.mixed_acceptance": 2,
     "sweeps.resume": 2,
     "sweeps.cycle_search": 2,
     "sweeps.cycle_model": 2,

@@ -9,8 +9,8 @@ from benchmarks.landscapes import LANDSCAPES
 from benchmarks.policies import POLICIES, run_policy
 from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
 from sweeps.engines.simulated import SimulatedEngine
+from sweeps.mixed_acceptance import acceptance_of
 from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
-from sweeps.schedule import acceptance_of
 from sweeps.space import Configuration, Space
 from sweeps.spec import Choice, SpecError
 from sweeps.study import SweepStudy
