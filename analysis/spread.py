@@ -18,6 +18,9 @@ MIN_DF = 2
 """Drift over time is fitted only where so many degrees of freedom remain for the spread around it."""
 _CONTRADICTS = 3.0
 """Standard errors by which repeats and anchors may differ and still be taken to show one drift."""
+_TELLING = 0.01
+"""Standard error of what anchors say of the drift over the whole sweep, up to which they are asked where repeats are
+too few: seconds within a server tell little of hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,8 @@ def spread(cells: Cells, *, drifts: bool = True, anchored: ServerDrift | None = 
         away = abs(float(own.slopes[place]) - anchored.slope)
         if variance <= anchored.variance or away > _CONTRADICTS * np.sqrt(variance + anchored.variance):
             return own
+    elif np.sqrt(anchored.variance) * np.ptp(cells.at_s) > _TELLING:
+        return own
     nodes = {name: column for name, column in covariates(cells).items() if name != "time"}
     rest = _spread(cells, cells.log_values() - anchored.slope * cells.at_s, nodes)
     return replace(

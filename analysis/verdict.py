@@ -151,7 +151,9 @@ def verdict(results: Results) -> SweepVerdict:
         names=short_names(everything),
         break_even=needed,
         break_even_reason=needed_reason,
-        step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s) if plain else (),
+        step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s)
+        if plain and needed
+        else (),
         communication=next((found for each in traced if (found := communication(results, each))), None),
         drift_per_hour=throughput.spread.drift_per_hour,
         server_drift=server_drift(results),
@@ -333,6 +335,11 @@ def _break_even(
 ) -> tuple[BreakEven | None, str | None]:
     if speculative is None or plain is None:
         return None, "break-even needs a configuration with speculation and one without"
+    if results.concurrencies[0] > 1:
+        return (
+            None,
+            f"break-even is told for one request at a time, and this sweep decided on {results.concurrencies[0]}",
+        )
     cycle = shown[speculative.configuration_id]
     if cycle.cycle_ms is None:
         return None, "no cycle was timed"

@@ -97,10 +97,15 @@ def crossover(verdict: SweepVerdict) -> str:
 def drift_inside(drift: ServerDrift) -> str:
     """What the anchors say, in one sentence."""
     low, high = drift.interval
-    return (
+    measured = (
         f"Inside {drift.num_servers} server{'' if drift.num_servers == 1 else 's'}, the target alone (step count 0) "
-        f"was measured {drift.num_anchors} times: {drift.per_hour:+.2%} an hour (95% interval {low:+.2%} to "
-        f"{high:+.2%}), {drift.spread:.2%} about that."
+        f"was measured {drift.num_anchors} times"
+    )
+    if high - low > 1:
+        return f"{measured} within {drift.spread:.2%}: too short a time to tell a drift."
+    return (
+        f"{measured}: {drift.per_hour:+.2%} an hour (95% interval {low:+.2%} to {high:+.2%}), {drift.spread:.2%} about "
+        "that."
     )
 
 

@@ -105,6 +105,19 @@ def test_a_drift_between_servers_that_anchors_do_not_see_is_still_taken_out(tmp_
     assert observe(load(folder), "tok_s").spread.drift_per_hour == own.drift_per_hour
 
 
+def test_anchors_of_seconds_are_not_asked_about_hours(tmp_path: Path) -> None:
+    runs = [Run(arm=FOUNDING_CONTROL, role="control"), Run(arm=FOUNDING_EAGLE)] * 2
+    folder = write_sweep(tmp_path / "r", runs, World(trial_s=300.0))
+    for trial in read_table(ResultsFolder(folder), "trials").to_pylist():
+        if trial["num_steps"]:
+            seen = [(1.0, 80.3), (2.0, 79.9), (3.0, 80.0), (4.0, 80.2)]
+            rows = [anchor(trial, "after", trial["started_s"] + at_s, tok_s) for at_s, tok_s in seen]
+            write_part(ResultsFolder(folder), "anchors", rows, trial_id=trial["trial_id"], attempt=1)
+    learnt = observe(load(folder), "tok_s").spread
+    assert (learnt.drift_per_hour, learnt.anchored_variance) == (None, None)
+    assert "too short a time to tell a drift." in page(verdict(load(folder)))
+
+
 def test_the_report_says_what_the_anchors_say(folder: Path) -> None:
     add_anchors(folder)
     text = page(verdict(load(folder)))

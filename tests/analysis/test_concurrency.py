@@ -77,6 +77,8 @@ def test_the_first_block_of_a_trial_tells_what_the_search_decided_on(tmp_path: P
     assert found.best is not None
     assert found.best.configuration_id == CHAIN.configuration_id
     assert [each.concurrency for each in found.by_concurrency] == [1, 8]
+    assert found.break_even_reason == "break-even is told for one request at a time, and this sweep decided on 8"
+    assert (found.break_even, found.step_needs) == (None, ())
 
 
 def test_speculation_that_pays_for_one_request_and_not_for_many_is_said_so(
