@@ -171,10 +171,10 @@ class ServerProcess:
                 pipe.close()
 
 
-def reap_leases(lease_dir: Path, *, timeout_s: float = 10.0) -> Reaped:
-    """Kill what servers of this node left whose guard is gone. Leases with a live guard are another owner's.
+def reap_leases(lease_dir: Path, *, timeout_s: float = 30.0) -> Reaped:
+    """Kill what servers of this node left whose guard is gone; wait for the guards whose owner is gone.
 
-    Leases of other hosts stay; those of an earlier boot of this host are removed.
+    Leases with a live owner are another's, and so are those of other hosts. Those of an earlier boot are removed.
     """
     killed: list[int] = []
     survivors: list[int] = []
@@ -196,9 +196,15 @@ def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:
     if left.boot != lease.this_boot():
         left.end(path)
         return nothing
-    if not guard_ended and lease.identify(left.guard.pid) == left.guard:
-        return nothing
     deadline = time.monotonic() + timeout_s
+    if not guard_ended and _lives(left.guard):
+        if left.owner is not None and _lives(left.owner):
+            return nothing
+        while _lives(left.guard):  # at work on what its owner left
+            if time.monotonic() > deadline:
+                return Reaped(killed=(), survivors=tuple(sorted(each.pid for each in lease.members(left))))
+            time.sleep(_POLL_S)
+        return _reap(path, max(deadline - time.monotonic(), 1.0), guard_ended=True)
     killed: set[Identity] = set()
     while (alive := lease.members(left)) and time.monotonic() < deadline:
         lease.send(alive, signal.SIGKILL)
@@ -210,3 +216,7 @@ def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:
         killed=tuple(sorted(identity.pid for identity in killed - alive)),
         survivors=tuple(sorted(identity.pid for identity in alive)),
     )
+
+
+def _lives(identity: Identity) -> bool:
+    return lease.identify(identity.pid) == identity

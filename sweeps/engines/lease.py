@@ -55,6 +55,7 @@ class Lease:
     """Descendants seen so far: finds those that erased their environment and lost their parent."""
     scratch: str | None = None
     """Folder of the server's own files; goes with the last of its processes."""
+    owner: Identity | None = None
 
     def write(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
@@ -65,7 +66,7 @@ class Lease:
     @classmethod
     def read(cls, path: Path) -> Lease:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        server = fields["server"]
+        server, owner = fields["server"], fields.get("owner")
         return cls(
             lease_id=fields["lease_id"],
             host=fields["host"],
@@ -74,6 +75,7 @@ class Lease:
             server=Identity(*server) if server else None,
             recorded=tuple(Identity(*item) for item in fields["recorded"]),
             scratch=fields.get("scratch"),
+            owner=Identity(*owner) if owner else None,
         )
 
     def end(self, path: Path) -> None:
@@ -165,7 +167,14 @@ class _Guard:
         assert me is not None
         self.request = request
         self.path = Path(request["lease_path"])
-        self.lease = Lease(request["lease_id"], os.uname().nodename, this_boot(), me, scratch=request["scratch"])
+        self.lease = Lease(
+            request["lease_id"],
+            os.uname().nodename,
+            this_boot(),
+            me,
+            scratch=request["scratch"],
+            owner=identify(request["owner_pid"]),
+        )
         self.server_pid = 0
         self.returncode: int | None = None
         self.asked = False

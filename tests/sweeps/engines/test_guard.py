@@ -13,7 +13,7 @@ import pytest
 
 from sweeps.engines import lease
 from sweeps.engines.base import EngineError
-from sweeps.engines.guard import ServerProcess, reap_leases
+from sweeps.engines.guard import Reaped, ServerProcess, reap_leases
 
 ROOT = Path(__file__).parents[3]
 PREPARE = "import os, signal, socket, subprocess, sys, time\n"
@@ -234,6 +234,27 @@ def test_nothing_outlives_a_killed_raylet(bench: Bench) -> None:
     until(lambda: not alive(guard_pid), "the guard's end")
     assert not alive(server_pid)
     assert not alive(bench.daemon()[0])
+
+
+def test_a_new_start_waits_for_a_guard_that_is_still_at_work(bench: Bench) -> None:
+    """Else a new server would find the GPUs of the last one in use."""
+    command = [sys.executable, "-c", OWNER.replace("grace_s=0.3", "grace_s=1.5"), str(ROOT), str(bench.log.parent)]
+    owner = subprocess.Popen([*command, STUBBORN], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        guard_pid, server_pid = map(int, owner.stdout.readline().split())
+        bench.up()
+        assert reap_leases(bench.leases) == Reaped(killed=(), survivors=()), "its owner lives"
+        assert alive(server_pid)
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    assert reap_leases(bench.leases, timeout_s=0.2) == Reaped(killed=(), survivors=(server_pid,))
+    assert alive(guard_pid)
+    assert reap_leases(bench.leases) == Reaped(killed=(), survivors=())
+    assert not alive(server_pid)
+    assert bench.no_lease()
 
 
 def test_a_stop_that_its_owner_does_not_live_to_see_is_finished(bench: Bench) -> None:
