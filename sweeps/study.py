@@ -123,7 +123,7 @@ class SweepStudy:
     @property
     def trials_left(self) -> int:
         """How many trials may still come at most, controls and incumbents included."""
-        return 0 if self._finished else self._schedule.trials_left
+        return 0 if self._finished else self._schedule.trials_left + self._is_unchecked()
 
     def ask(self) -> PlannedTrial | None:
         """What to measure next. None: nothing now (other trials must end first), or nothing ever (`finished`)."""
