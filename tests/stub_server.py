@@ -307,8 +307,8 @@ def leave_daemon() -> None:
     held = socket.create_server(("127.0.0.1", 0))
     if os.fork() == 0:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             say(f"daemon {os.getpid()} {held.getsockname()[1]}")
             time.sleep(3600)
         os._exit(0)

@@ -115,7 +115,8 @@ class SGLangEngine:
         if self._switch_refused or not can_switch(self._spec, configuration, candidates):
             candidates = ()
         started_s = self.now_s()
-        self._gpus = TrialGpus(self._spec.resources.gpus)
+        self._gpus = TrialGpus(self._spec.resources.gpus, self._node_folder / "gpus")
+        self._prove_free()  # at once, but where an earlier server has not let go
         live = self._start(configuration, candidates)
         try:
             live.boot.wait_for_port(live.port)
@@ -227,10 +228,24 @@ class SGLangEngine:
             raise EngineError(
                 f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
             )
-        if self._gpus is not None:
-            self._gpus.prove_free(timeout_s=self._spec.engine.deadlines_s.stop)
-            self._gpus = None
+        self._prove_free()
+        self._release_gpus()
         return self.now_s() - started_s
+
+    def _prove_free(self) -> None:
+        """Wait until the trial's GPUs are free. Raises EngineError (`gpu_not_clean`)."""
+        if self._gpus is None:
+            return
+        try:
+            self._gpus.prove_free(timeout_s=self._spec.engine.deadlines_s.stop)
+        except EngineError:
+            self._release_gpus()
+            raise
+
+    def _release_gpus(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
 
     def _key(self, configuration: Configuration) -> str:
         return configuration.launch_key(switch_in_place=True)
