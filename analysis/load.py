@@ -14,6 +14,8 @@ from sweeps.tables import ACTIVITIES, ResultsFolder, TableError, read_table
 
 _IMPOSSIBLY_SLOW_TOK_S = 1e-3
 _CLOCK_TOLERANCE = 0.02
+_CROWDED = 0.6
+"""Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
 _LOST_GRADES = ("not_seen", "overridden")
 _SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
 
@@ -131,7 +133,7 @@ def load(root: Path) -> Results:
         kernels=_of(_frame(folder, "kernels"), trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
-        warnings=tuple(_warnings(latest, trials, blocks, evidence)),
+        warnings=tuple(_warnings(latest, trials, all_blocks, evidence)),
     )
 
 
@@ -263,6 +265,13 @@ def _is_mixed(trials: pl.DataFrame) -> bool:
     return set(kinds) == {"measured", "pinned"}
 
 
+def _crowds(blocks: pl.DataFrame) -> Iterator[tuple[int, float]]:
+    """Each concurrency beyond 1, and the requests that shared a cycle: tok/s x seconds of a cycle / accept length."""
+    shared = pl.col("tok_s") * pl.col("cycle_ms") / 1000 / pl.col("accept_length").fill_null(1.0)
+    many = blocks.filter(pl.col("concurrency") > 1).group_by("concurrency").agg(reached=shared.median()).drop_nulls()
+    yield from many.sort("concurrency").iter_rows()
+
+
 def _warnings(
     latest: pl.DataFrame, trials: pl.DataFrame, blocks: pl.DataFrame, evidence: pl.DataFrame
 ) -> Iterator[str]:
@@ -283,6 +292,9 @@ def _warnings(
     if not throttled.is_empty():
         count = throttled["trial_id"].n_unique()
         yield f"GPUs reported throttling in {throttled.height} blocks of {count} trials"
+    for concurrency, reached in _crowds(blocks):
+        if reached < _CROWDED * concurrency:
+            yield f"{concurrency} requests at a time were wanted, but {reached:.1f} shared a cycle on average"
     extra = sorted(evidence.filter(pl.col("grade") == "extra")["setting"].unique())
     if extra:
         yield f"set in the server though the sweep did not ask for it: {', '.join(extra)}"

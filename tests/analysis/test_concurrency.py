@@ -15,7 +15,7 @@ from analysis.load import load
 from analysis.report import page
 from analysis.short_form import print_short_form
 from analysis.verdict import SweepVerdict, verdict
-from sweeps.tables import ResultsFolder, read_table, write_part
+from sweeps.tables import ResultsFolder, read_part, read_table, write_part
 from tests.analysis.synthetic import Arm, World, interleaved, with_effect, write_sweep
 
 PLAIN = Arm()
@@ -35,7 +35,13 @@ def crowd(folder: Path, *, order: Sequence[int] = (1, 8)) -> Path:
         rows = []
         for row in own:
             seconds = row["decode_s"] * SLOWER[num_steps]
-            many = {"decode_s": seconds, "decode_tokens": 8 * row["decode_tokens"], "accept_histogram": None}
+            many = {
+                "decode_s": seconds,
+                "decode_tokens": 8 * row["decode_tokens"],
+                "tok_s": 8 * row["decode_tokens"] / seconds,
+                "cycle_ms": row["cycle_ms"] * SLOWER[num_steps],
+                "accept_histogram": None,
+            }
             both = {1: {"concurrency": 1}, 8: {**many, "concurrency": 8}}
             rows += [{**row, **both[each], "started_s": row["started_s"] + 2 * at} for at, each in enumerate(order)]
         write_part(results, "blocks", rows, trial_id=trial_id, attempt=1)
@@ -68,6 +74,17 @@ def test_what_the_search_decided_on_is_judged_as_if_it_stood_alone(alone: SweepV
     for field in fields(SweepVerdict):
         if field.name != "by_concurrency":
             assert getattr(crowded, field.name) == getattr(alone, field.name), field.name
+
+
+def test_a_server_that_runs_fewer_requests_than_asked_for_is_warned_of(crowded: SweepVerdict, tmp_path: Path) -> None:
+    assert not [line for line in crowded.warnings if "shared a cycle" in line]
+    results = ResultsFolder(crowd(write_sweep(tmp_path / "few", interleaved([CHAIN, LONG]), World())))
+    for row in read_table(results, "trials").to_pylist():
+        blocks = read_part(results, "blocks", trial_id=row["trial_id"], attempt=1).to_pylist()
+        few = [{**each, "tok_s": each["tok_s"] / 2} if each["concurrency"] == 8 else each for each in blocks]
+        write_part(results, "blocks", few, trial_id=row["trial_id"], attempt=1)
+    (said,) = [line for line in load(results.root).warnings if "shared a cycle" in line]
+    assert said == "8 requests at a time were wanted, but 4.0 shared a cycle on average"
 
 
 def test_the_first_block_of_a_trial_tells_what_the_search_decided_on(tmp_path: Path) -> None:
