@@ -110,7 +110,8 @@ class SweepProgress:
 
     def _head(self, trial: PlannedTrial) -> str:
         place = 1 + [seen.trial.trial_id for seen in self._study.observations].index(trial.trial_id)
-        role = "" if trial.role == "candidate" else f" ({trial.role})"
+        marks = [*(() if trial.role == "candidate" else (trial.role,)), *_pinned(trial)]
+        role = f" ({', '.join(marks)})" if marks else ""
         return f"trial {place} of at most {self._num_expected} {trial.trial_id}{role} | {trial.configuration.label}"
 
     def _say(self, line: str) -> None:
@@ -153,7 +154,7 @@ class SweepProgress:
             table.add_row(
                 seen.trial.trial_id,
                 seen.trial.configuration.label,
-                _status(seen),
+                ", ".join((_status(seen), *_pinned(seen.trial))),
                 str(len(seen.blocks)),
                 *(_number(value) for value in _row_figures(seen)),
             )
@@ -167,6 +168,10 @@ class SweepProgress:
     def _means(self, seen: Observation) -> str:
         tok_s, verify_ms, _, accept_length = _row_figures(seen)
         return f"{_number(tok_s)} tok/s, verify {_number(verify_ms)} ms, AL {_number(accept_length)}"
+
+
+def _pinned(trial: PlannedTrial) -> tuple[str, ...]:
+    return ("pinned",) if trial.acceptance == "pinned" else ()
 
 
 def _status(seen: Observation) -> str:

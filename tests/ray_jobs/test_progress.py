@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -14,10 +16,15 @@ from sweeps.summary import BlockSummary
 from sweeps.trial import HeldEngine, Measurement
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec
 
+Stated = Literal["measured", "pinned", "mixed"]
 
-def watched(folder: Path, console: Console, *, wall_s_per_block: float = 0.0) -> tuple[SweepProgress, SweepStudy]:
+
+def watched(
+    folder: Path, console: Console, *, wall_s_per_block: float = 0.0, acceptance: Stated = "measured"
+) -> tuple[SweepProgress, SweepStudy]:
     """Run the stub sweep under a progress display, with a wall clock of the test's own."""
     spec = stub_spec("study: {pruner: {name: median, options: {n_startup_trials: 1}}}\n")
+    spec = replace(spec, acceptance=acceptance)
     study, held, context = SweepStudy(spec, Space(spec)), HeldEngine(StubEngine()), stub_context(spec, folder)
     wall_s = [0.0]
     progress = SweepProgress(study, console, now_s=lambda: wall_s[0])
@@ -43,10 +50,22 @@ def watched(folder: Path, console: Console, *, wall_s_per_block: float = 0.0) ->
     return progress, study
 
 
-def text_of(folder: Path, **options: float) -> tuple[list[str], SweepProgress, SweepStudy, io.StringIO]:
+def text_of(folder: Path, **options: Any) -> tuple[list[str], SweepProgress, SweepStudy, io.StringIO]:
     sink = io.StringIO()
     progress, study = watched(folder, Console(file=sink, width=160), **options)
     return sink.getvalue().splitlines(), progress, study, sink
+
+
+def test_pinned_trials_say_so_in_the_log_and_in_the_table(tmp_path: Path) -> None:
+    lines, progress, study, sink = text_of(tmp_path, acceptance="mixed")
+    pinned = {seen.trial.trial_id for seen in study.observations if seen.trial.acceptance == "pinned"}
+    assert 0 < len(pinned) < len(study.observations)
+    for line in (line for line in lines if line.startswith("trial ")):
+        trial_id = line.split()[6]
+        assert ("pinned" in line.split("|")[0]) == (trial_id in pinned)
+    progress.console.print(progress.summary())
+    shown = sink.getvalue().splitlines()[len(lines) :]
+    assert any("completed, pinned" in line for line in shown)
 
 
 def test_a_job_log_has_one_plain_line_per_trial(tmp_path: Path) -> None:
