@@ -202,6 +202,12 @@ def test_what_cannot_be_run_is_told_in_one_line(changes: dict[str, Any], message
     assert message in line
 
 
+def test_a_recording_cannot_pin_acceptance(tmp_path: Path) -> None:
+    changes = {"engine__kind": "replay", "engine__recording": str(tmp_path), "acceptance": "mixed"}
+    (line,) = problems(SIMULATED, **changes, engine__env={"SGLANG_SIMULATE_ACC_LEN": "2"})
+    assert "acceptance: `mixed` wants an engine that can pin acceptance, but a recording cannot" in line
+
+
 def test_a_variable_has_one_owner() -> None:
     changes: dict[str, Any] = {"nccl_sets": {"a": {"NCCL_PROTO": "LL"}}, "search__nccl": ["default", "a"]}
     for section, value in (("engine__env", "LL"), ("search__env", ["LL"])):
