@@ -138,6 +138,11 @@ class RecommendingSampler(Protocol):
         ...
 
 
+def blamed(kind: str | None) -> str | None:
+    """The kind that the search is told: a node whose GPUs stayed in use says nothing about a configuration."""
+    return "interrupted" if kind == "gpu_not_clean" else kind
+
+
 class Observations:
     """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver.
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from sweeps.engines.base import KernelTime
-from sweeps.observations import Observation, Observations, PlannedTrial
+from sweeps.observations import Observation, Observations, PlannedTrial, blamed
 from sweeps.space import Configuration, Space
 from sweeps.summary import BlockSummary
 from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
@@ -78,7 +78,7 @@ def _observation(
             KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())
         ),
         reason=row["reason"],
-        kind=row["kind"],
+        kind=blamed(row["kind"]),
         refused=row["status"] == "invalid",
     )
 

@@ -21,7 +21,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.engines.base import Engine
-from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.observations import Decision, Outcome, PlannedTrial, blamed
 from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
 from sweeps.spec import ResourceSpec, SweepSpec
 from sweeps.study import InvalidSuggestion, SweepStudy
@@ -202,8 +202,12 @@ class StudySearcher(Searcher):  # type: ignore[misc]
             self.num_errors += error
             self._lost(trial_id)
             return
-        self._errors_in_a_row = 0
-        self._end(trial_id, result["outcome"])
+        outcome: Outcome = result["outcome"]
+        self._end(trial_id, replace(outcome, kind=blamed(outcome.kind)))
+        if outcome.kind == "gpu_not_clean":
+            self._count_error(f"found their node unusable: {outcome.reason}")
+        else:
+            self._errors_in_a_row = 0
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the study's journal and the results folder hold all there is."""
@@ -224,9 +228,12 @@ class StudySearcher(Searcher):  # type: ignore[misc]
             row = lost_row(trial, run.spec, reason, sweep_id=run.sweep_id)
             write_part(run.folder, "trials", [row], trial_id=trial.trial_id, attempt=1)
         self._end(trial_id, Outcome(status="failed", reason=reason, stage="load", kind="crash"))
+        self._count_error("ended in an unexpected error")
+
+    def _count_error(self, what: str) -> None:
         self._errors_in_a_row += 1
         if self._errors_in_a_row >= _MAX_ERRORS_IN_A_ROW:
-            self.study.stop(f"{self._errors_in_a_row} trials in a row ended in an unexpected error")
+            self.study.stop(f"{self._errors_in_a_row} trials in a row {what}")
 
     def _note_findings(self) -> None:
         ended = [seen for seen in self.study.observations if seen.status != "running"]

@@ -209,6 +209,18 @@ def test_a_transient_failure_is_retried_once(tmp_path: Path) -> None:
     assert notes.outcomes[first_candidate].seconds["failed"] == 100.0
 
 
+def test_a_node_whose_gpus_stay_in_use_ends_the_sweep_and_no_configuration_is_blamed(tmp_path: Path) -> None:
+    script = {"launch": ["gpu_not_clean"] * 6}
+    study, num_errors, notes, folder = sweep(stub_spec(), tmp_path, script=script)
+    rows = trials(folder)
+    assert num_errors == 0
+    assert study.stop_reason is not None
+    assert "3 trials in a row found their node unusable" in study.stop_reason
+    assert [row["kind"] for row in rows.values() if row["status"] == "failed"] == ["gpu_not_clean"] * 6
+    assert {seen.kind for seen in read_observations(folder, study.space) if not seen.refused} == {"interrupted"}
+    assert {outcome.kind for outcome in notes.outcomes.values()} == {"interrupted"}
+
+
 def test_a_dead_actor_is_an_error_and_keeps_its_blocks(tmp_path: Path) -> None:
     _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 2}\n"), tmp_path, script={"die_in_block": True})
     rows = trials(folder)
