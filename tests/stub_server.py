@@ -40,6 +40,7 @@ FAULTS = (
     "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "hang_at", "slow_ready",
     "dead_verify", "crash_in_block", "hang_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject",
     "unread", "protocol", "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
+    "no_zero_state",
 )  # fmt: skip
 
 
@@ -369,6 +370,8 @@ def boot(state: Server) -> None:
         stand_still("draft_init")
     say("Capture target verify CUDA graph begin. backend=full, bs=[1]")
     stand_still("capture")
+    if "no_zero_state" in faults and 0 in state.candidates:
+        die("ValueError: no runtime state for 0 steps")
     if "gpu_oom" in faults:
         die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.50 GiB. GPU 0 has 0.40 GiB free")
     say("Capture target verify CUDA graph end. elapsed=0.02 s, mem usage=0.43 GB")

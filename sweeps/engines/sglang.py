@@ -47,6 +47,8 @@ _CONTROL_TIMEOUT_S = 30.0
 _TRACE_STEPS = 24
 """Forward steps of a profiler window: enough cycles for a mean, a trace of some megabytes."""
 _TRACE_TIMEOUT_S = 120.0
+_ANCHOR_MAY_CAUSE: frozenset[str] = frozenset({"crash", "gpu_oom", "invalid_config"})
+"""Ends of a launch that its further state for 0 steps may have caused."""
 _FIRST_BLOCK = Block(
     index=0,
     warmup=True,
@@ -102,6 +104,7 @@ class SGLangEngine:
         self._stop_request = stop_request
         self._live: _Live | None = None
         self._switch_refused = False
+        self._anchors_refused = False
         self._launches = 0
         self._gpus: TrialGpus | None = None
 
@@ -109,6 +112,21 @@ class SGLangEngine:
         return time.monotonic()
 
     def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+        """See the contract. A chain that does not start with a state for anchors is started once more without."""
+        without = tuple(num_steps for num_steps in step_candidates if num_steps)
+        anchored = configuration.speculates and without != step_candidates
+        if not anchored or self._anchors_refused:
+            return self._launch(configuration, without)
+        try:
+            return self._launch(configuration, step_candidates)
+        except EngineError as error:
+            if error.kind not in _ANCHOR_MAY_CAUSE or self._is_stopping():
+                raise
+        report = self._launch(configuration, without)
+        self._anchors_refused = True
+        return report
+
+    def _launch(self, configuration: Configuration, step_candidates: tuple[int, ...]) -> LaunchReport:
         self.close()
         self._reap()
         candidates = tuple(sorted({configuration.num_steps, *step_candidates}))
@@ -125,7 +143,7 @@ class SGLangEngine:
             live.handshakes = self._greet(live)
             if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
                 self._switch_refused = True
-                return self.launch(configuration)
+                return self._launch(configuration, ())
             return self._report(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
         except EngineError as error:
             self._abandon(error)

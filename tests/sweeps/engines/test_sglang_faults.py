@@ -52,9 +52,10 @@ class Faulty:
         self.folder = folder
         self.engines: list[SGLangEngine] = []
 
-    def engine(self, fault: str, **deadlines_s: float) -> SGLangEngine:
+    def engine(self, fault: str, *, switch_in_place: bool = False, **deadlines_s: float) -> SGLangEngine:
         limits = replace(SPEC.engine.deadlines_s, **deadlines_s)
-        spec = replace(SPEC, engine=replace(SPEC.engine, env={"STUB_FAULT": fault}, deadlines_s=limits))
+        server = replace(SPEC.engine, env={"STUB_FAULT": fault}, deadlines_s=limits, switch_in_place=switch_in_place)
+        spec = replace(SPEC, engine=server)
         self.engines.append(
             SGLangEngine(
                 spec,
@@ -89,6 +90,15 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
     yield bench
     for engine in bench.engines:
         engine.close()
+
+
+def test_a_server_that_has_no_state_for_anchors_is_started_without_and_not_asked_again(faulty: Faulty) -> None:
+    engine = faulty.engine("no_zero_state", switch_in_place=True)
+    for _ in range(2):
+        report = engine.launch(faulty.configuration, step_candidates=(0, 1, 2))
+        assert report.effective["step_candidates"] == "1,2"
+        assert engine.run_anchor(faulty.block) is None
+    assert len(list((faulty.folder / "logs").glob("*.log"))) == 3
 
 
 def listens(port: int) -> bool:
