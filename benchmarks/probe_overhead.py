@@ -163,7 +163,8 @@ def compare_phases(cycles: Mapping[str, np.ndarray], traced: Sequence[TracedCycl
     """Mean milliseconds of each phase by probe and profiler, and the difference in percent of the profiler's.
 
     The window opens before the request, so its n-th cycle is the probe's n-th; the first ones still feel it open.
-    `verify` has no span of its own: it is what lies between draft and draft-extend.
+    `verify` has no span of its own: it is what lies between draft and draft-extend. Where a GPU waited for its host
+    before a phase's first kernel, the probe's mark lies somewhere in that wait: `gpu_idle_before` bounds what it adds.
     """
     used = slice(SETTLING_CYCLES, len(traced) - 1)
     spans = np.array([(each.draft, each.forward, each.extend) for each in traced])
@@ -175,11 +176,19 @@ def compare_phases(cycles: Mapping[str, np.ndarray], traced: Sequence[TracedCycl
         "extend_ms": ends[:, 2] - starts[:, 2],
         "cycle_ms": np.diff(starts[:, 0]),
     }
+    idle = np.array([each.idle_before or (math.nan,) * 3 for each in traced])[used].mean(axis=0)
+    waited = dict(zip(("draft_ms", "verify_forward_ms", "extend_ms"), idle.tolist(), strict=True))
     phases: dict[str, object] = {}
     for name, values in by_profiler.items():
         probe, profiler = float(cycles[name][used].mean()), float(values[used].mean())
         difference = 100.0 * (probe - profiler) / profiler
-        phases[name] = {"probe": probe, "profiler": profiler, "difference_percent": difference}
+        before = waited.get(name, math.nan)
+        phases[name] = {
+            "probe": probe,
+            "profiler": profiler,
+            "difference_percent": difference,
+            "gpu_idle_before": None if math.isnan(before) else before,
+        }
     return {"cycles": len(range(*used.indices(len(traced)))), "phases": phases}
 
 

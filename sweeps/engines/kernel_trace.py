@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +77,8 @@ class TracedCycle:
     forward: tuple[float, float]
     """The target's forward inside verify; verify itself has no span."""
     extend: tuple[float, float]
+    idle_before: tuple[float, float, float] | None
+    """What the GPU waited, with nothing to do, before each of the three; None in a trace of the host."""
 
 
 def trace_files(folder: Path) -> tuple[Path, ...]:
@@ -137,8 +139,21 @@ def read_cycles(path: Path) -> tuple[TracedCycle, ...]:
     first = next((number for number, span in enumerate(spans) if span.kind in ("prefill", "verify")), None)
     if first is None or spans[first].kind != "prefill":
         raise TraceError(f"{path}: wanted a prefill before the first cycle, got {[span.kind for span in spans[:3]]}")
+    kernels = sorted(
+        (float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)))
+        for event in events
+        if event.get("cat") in _KERNEL_CATEGORIES
+    )
+    idle_ms = _idle_before(
+        [start for start, _ in kernels], list(itertools.accumulate((end for _, end in kernels), max))
+    )
     cycles = [
-        TracedCycle(draft=_milliseconds(draft), forward=_milliseconds(forward), extend=_milliseconds(extend))
+        TracedCycle(
+            draft=_milliseconds(draft),
+            forward=_milliseconds(forward),
+            extend=_milliseconds(extend),
+            idle_before=(idle_ms(draft), idle_ms(forward), idle_ms(extend)) if kernels else None,
+        )
         for draft, forward, extend in zip(spans[first:], spans[first + 1 :], spans[first + 2 :], strict=False)
         if (draft.kind, forward.kind, extend.kind) == ("draft", "verify", "draft_extend")
     ]
@@ -146,6 +161,20 @@ def read_cycles(path: Path) -> tuple[TracedCycle, ...]:
     if not cycles or len(cycles) != num_ended:
         raise TraceError(f"{path}: {num_ended} draft-extends, {len(cycles)} of them at the end of a whole cycle")
     return tuple(cycles)
+
+
+def _idle_before(starts: Sequence[float], ended: Sequence[float]) -> Callable[[_Span], float]:
+    """Milliseconds from the last kernel's end to a span's start.
+
+    Args:
+        ended: by kernel, when it and all that started before it had ended.
+    """
+
+    def idle_ms(span: _Span) -> float:
+        number = bisect_left(starts, span.start_us)
+        return max(0.0, span.start_us - ended[number - 1]) / 1000.0 if number else 0.0
+
+    return idle_ms
 
 
 def _joined(spans: Iterable[_Span]) -> list[_Span]:

@@ -140,6 +140,24 @@ def test_a_phase_on_two_streams_is_one(tmp_path: Path) -> None:
     )
     (cycle,) = read_cycles(path)
     assert (cycle.draft, cycle.forward, cycle.extend) == ((0.1, 0.17), (0.2, 0.28), (0.3, 0.35))
+    assert cycle.idle_before is None
+
+
+def test_what_the_gpu_waited_before_a_phase(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.json",
+        span("step[EXTEND bs=1 toks=9]", 0, 50),
+        kernel("long", 0, 70),
+        kernel("short", 10, 5),
+        span("draft", 100, 50),
+        kernel("draft", 100, 50),
+        span("step[VERIFY bs=1]", 200, 50),
+        kernel("verify", 200, 50),
+        kernel("sampling", 250, 45),
+        span("draft_extend", 290, 50),
+    )
+    (cycle,) = read_cycles(path)
+    assert cycle.idle_before == pytest.approx((0.03, 0.05, 0.0))
 
 
 @pytest.mark.parametrize(
