@@ -84,6 +84,16 @@ def free_port() -> int:
         return port
 
 
+def prove_closed(port: int) -> None:
+    """Raises EngineError (`gpu_not_clean`) where somebody still listens on a stopped server's port."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise EngineError(
+                f"port {port} of the stopped server still accepts connections", stage="stop", kind="gpu_not_clean"
+            )
+
+
 def _answers(port: int) -> bool:
     """Any HTTP status will do. A listener alone will not: while it starts, SGLang tries its port and lets it go."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, Kind, LaunchReport, Stage
-from sweeps.engines.boot import Boot, boot_seconds, free_port, stopped
+from sweeps.engines.boot import Boot, boot_seconds, free_port, prove_closed, stopped
 from sweeps.engines.guard import ServerProcess, reap_leases
 from sweeps.engines.kernel_trace import read_kernel_times, read_when_whole
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
@@ -246,6 +246,7 @@ class SGLangEngine:
             raise EngineError(
                 f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
             )
+        prove_closed(live.port)
         self._prove_free()
         self._release_gpus()
         return self.now_s() - started_s
