@@ -304,16 +304,20 @@ def write(path: Path, text: str) -> None:
 
 
 def leave_daemon() -> None:
-    """A grandchild in its own session that ignores SIGTERM and listens."""
+    """A grandchild in its own session that ignores SIGTERM and listens; returns once it has said so."""
     held = socket.create_server(("127.0.0.1", 0))
+    said, say_so = os.pipe()
     if os.fork() == 0:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
             say(f"daemon {os.getpid()} {held.getsockname()[1]}")
+            os.write(say_so, b"!")
             time.sleep(3600)
         os._exit(0)
     os.wait()
+    os.close(say_so)
+    os.read(said, 1)
     held.close()
 
 
