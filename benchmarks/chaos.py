@@ -41,10 +41,12 @@ FAULTS = (
     "no_algorithm",
     "bad_argument",
     "hang_at_init",
+    "hang_at:draft_init",
     "slow_ready:1",
     "dead_verify",
     "crash_in_block:1",
     "crash_in_block:2",
+    "hang_in_block:1",
     "unauthorised",
     "ignore_sigterm",
     "daemon",
@@ -141,9 +143,9 @@ def chaos_spec(trials: int, seed: int) -> dict[str, Any]:
                 "load": 20,
                 "nccl_init": 2,
                 "capture": 20,
-                "draft_init": 20,
+                "draft_init": 2,
                 "first_request": 3,
-                "block": 10,
+                "block": 5,
                 "stop": 40,
             },
         },
@@ -279,12 +281,14 @@ FINAL_STATUSES = frozenset({"completed", "pruned", "failed", "invalid"})
 
 
 def check_leftovers(folder: Path) -> Iterator[Finding]:
-    """No lease, no marked process, no listening port of the stubs; given a moment after the driver's end."""
+    """No lease, server's folder, marked process or listening port; given a moment after the driver's end."""
     deadline = time.monotonic() + _SETTLE_S
     while (_leases(folder) or _marked(folder)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     leases, marked = _leases(folder), _marked(folder)
     yield Finding(promise="no lease is left", kept=not leases, detail=str([path.name for path in leases] or "none"))
+    scratch = sorted(path.name for path in (folder / "tmp").glob("specsweep-*/server-*"))
+    yield Finding(promise="no server's folder is left", kept=not scratch, detail=str(scratch or "none"))
     yield Finding(promise="no process is left", kept=not marked, detail=str(marked or "none"))
     daemons = _daemon_ports(folder)
     open_ports = sorted(daemons & listening_ports())
