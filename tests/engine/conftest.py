@@ -46,6 +46,7 @@ class Served:
     switches: dict[int, LaunchReport | None] = field(default_factory=dict)
     load: Load | None = None
     crowded: BlockRecord | None = None
+    anchor: BlockRecord | None = None
     alive_after: list[int] = field(default_factory=list)
     files_after: list[Path] = field(default_factory=list)
 

@@ -36,7 +36,7 @@ def serve(
     """One server, all blocks, further step counts in place, then its end."""
     engine = bench.engine(spec)
     try:
-        served = Served(engine.launch(wanted, step_candidates=steps))
+        served = Served(engine.launch(wanted, step_candidates=(0, *steps) if steps else ()))
         processes = server_processes(engine)
         blocks = bench.blocks(spec)
         served.blocks = [engine.run_block(block) for block in blocks]
@@ -45,6 +45,7 @@ def serve(
                 blocks[0], prompts=tuple(prompt for block in blocks for prompt in block.prompts), concurrency=3
             )
             served.crowded = engine.run_block(many)
+        served.anchor = engine.run_anchor(blocks[0])
         for num_steps in steps:
             served.switches[num_steps] = engine.switch(configuration(spec, num_steps))
             served.by_steps[num_steps] = engine.run_block(blocks[0])
@@ -124,6 +125,15 @@ def test_steps_are_switched_in_place_and_every_cycle_proves_it(chain: Served, pl
         assert (row.requested, row.seen, row.effective, row.grade) == (str(num_steps), "3", str(num_steps), "effective")
 
 
+def test_an_anchor_is_the_target_alone_in_the_same_server(chain: Served, plain: Served, tree: Served) -> None:
+    assert chain.anchor is not None
+    assert set(chain.anchor.cycles["num_steps"].to_pylist()) == {0}
+    assert set(chain.anchor.cycles["tokens"].to_pylist()) == {1}
+    assert chain.anchor.cycles["draft_ms"].null_count == chain.anchor.cycles.num_rows
+    assert chain.anchor.requests[0].output_hash == plain.hashes[0]
+    assert (plain.anchor, tree.anchor) == (None, None)
+
+
 def test_launch_says_what_would_serve_the_configuration_alone(chain: Served) -> None:
     command = chain.report.command
 
@@ -131,7 +141,7 @@ def test_launch_says_what_would_serve_the_configuration_alone(chain: Served) -> 
     assert not [word for word in command if "adaptive" in word or "warmup" in word]
     assert chain.report.environment["NCCL_PROTO"] == "LL"
     assert "SPECSWEEP_PROBE_DIR" not in chain.report.environment
-    assert chain.report.effective["step_candidates"] == "1,2,3"
+    assert chain.report.effective["step_candidates"] == "0,1,2,3"
 
 
 def test_phases_of_a_cycle_add_up(chain: Served, tree: Served, standalone: Served) -> None:
