@@ -79,8 +79,8 @@ INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
         Term(levels=("nccl",), lines=("tokens",), scales=_SMALL),
         Term(levels=("args",), scales=_MIDDLE, heavy=True),
         Term(levels=("env",), scales=_MIDDLE, heavy=True),
-        Term(levels=("args", "nccl"), scales=_MIDDLE),
-        Term(levels=("env", "nccl"), scales=_MIDDLE),
+        Term(levels=("args", "nccl"), scales=_MIDDLE, doubted=True),
+        Term(levels=("env", "nccl"), scales=_MIDDLE, doubted=True),
         Term(levels=("nccl", "eagle_topk"), scales=(0.0005, 0.004, 0.03), doubted=True),
     ),
     "draft": (
