@@ -88,9 +88,11 @@ def crossover(verdict: SweepVerdict) -> str:
     for each in verdict.by_concurrency:
         groups.setdefault(_PAYS[each.speculation_pays.verdict], []).append(str(each.concurrency))
     words = "; ".join(f"{word} at {', '.join(numbers)}" for word, numbers in groups.items())
+    pruned = sum(side.pruned for side in verdict.sides)
+    left_out = f", the {pruned} pruned left out" if pruned else ""
     return (
         f"Requests at a time: speculation {words}. The search decided on {verdict.concurrency}; elsewhere the best is "
-        "the best of what it measured."
+        f"the best of what it measured{left_out}."
     )
 
 
