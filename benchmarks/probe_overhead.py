@@ -48,7 +48,7 @@ def main() -> None:
         engine = SGLangEngine(spec, logs=Path(folder))
         try:
             traces = arguments.traces or Path(folder) / "traces"
-            figures = _measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces)
+            figures = measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces)
         finally:
             engine.close()
     print(record(arguments.name, figures))
@@ -56,7 +56,8 @@ def main() -> None:
         print(f"{name}: {value}")
 
 
-def _measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> dict[str, object]:
+def measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> dict[str, object]:
+    """All figures of the spec's first speculative configuration; the profiler's traces stay in `traces`."""
     configuration = _configuration(spec)
     report = engine.launch(configuration)
     blocks = _single_requests(spec)

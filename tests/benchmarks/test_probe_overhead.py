@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.probe_overhead import SETTLING_CYCLES, compare_phases
+from benchmarks.probe_overhead import SETTLING_CYCLES, compare_phases, measure
 from sweeps.engines.kernel_trace import read_cycles
+from sweeps.engines.sglang import SGLangEngine
 from sweeps.spec import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,25 @@ def test_the_specs_measure_one_speculative_configuration(name: str) -> None:
     spec = read_spec(ROOT / "benchmarks" / "specs" / f"{name}.yaml")
     assert "SGLANG_SIMULATE_ACC_LEN" not in spec.engine.env
     assert spec.search.num_steps == (3,)
+
+
+@pytest.mark.engine
+def test_on_the_real_server_probe_profiler_and_client_agree(tmp_path: Path) -> None:
+    """Loosely: what they differ by is for the benchmark to say."""
+    spec = read_spec(ROOT / "benchmarks" / "specs" / "probe_cpu.yaml")
+    if not (ROOT / str(spec.engine.python)).exists():
+        pytest.skip(f"no {spec.engine.python}: `make engine` builds it")
+    engine = SGLangEngine(spec, logs=tmp_path / "logs", node_folder=tmp_path / "node")
+    try:
+        figures = measure(engine, spec, num_fours=2, traces=tmp_path / "traces")
+    finally:
+        engine.close()
+    assert figures["phases_and_gap_to_cycles"] == pytest.approx(1.0, abs=1e-6)
+    assert figures["cycles_to_host_starts"] == pytest.approx(1.0, abs=0.01)
+    assert figures["cycles_to_client_wall"] == pytest.approx(1.0, abs=0.1)
+    compared = figures["against_profiler"]
+    assert isinstance(compared, dict)
+    assert compared["cycles"] > 40
+    for row in compared["phases"].values():
+        assert row["probe"] == pytest.approx(row["profiler"], rel=0.15)
+        assert row["gpu_idle_before"] is None
