@@ -14,7 +14,7 @@ from sweeps.observations import CertifyingSampler, DecidingPruner, Observations,
 from sweeps.space import Configuration, Space
 from sweeps.spec import Choice, SpecError
 from sweeps.study import SweepStudy
-from tests.sweeps.stub_engine import stub_spec
+from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.test_cycle_model import SPEC, blocks_of
 
 from sweeps.spec import parse_spec  # isort: skip
@@ -199,23 +199,25 @@ def measure_or_stop(study: SweepStudy, rng: np.random.Generator) -> None:
 
 def test_a_mixed_sweep_knows_which_server_its_next_trial_needs() -> None:
     """A launch costs what one costs exactly where the trial would not run on the server that is up."""
-    spec = replace(parse_spec(SPEC + CHOICES, source="search"), acceptance="mixed")
-    space, rng = Space(spec), np.random.default_rng(0)
-    study = SweepStudy(spec, space)
-    sampler = study.study.sampler
-    assert isinstance(sampler, CycleModelSampler)
-    rows, up = np.arange(len(space.configurations())), set()
-    for _ in range(6):
-        trial = study.ask()
-        assert trial is not None
+    space = Space(replace(parse_spec(SPEC + CHOICES, source="search"), acceptance="mixed"))
+    observations, rng, up = Observations(), np.random.default_rng(0), set()
+    sampler = CycleModelSampler(space, observations, seed=0)
+    rows = np.arange(len(space.configurations()))
+    asked = [(0, "default"), (7, "default"), (3, "default"), (3, "a"), (7, "a"), (1, "b"), (7, "b"), (3, "c"), (1, "c")]
+    for number, (steps, nccl) in enumerate(asked):
+        configuration = space.resolve({"num_steps": steps, "nccl": nccl})
+        acceptance = acceptance_of(space, observations, configuration, role="candidate")
+        trial = replace(plan(configuration, space, f"t{number:04d}"), acceptance=acceptance)
+        trial = replace(trial, launch_key=space.launch_key(trial.served))
+        observations.start(trial)
         seconds = {"launch": 400.0, "measure": 40.0}
-        for block in blocks_of(trial.configuration, rng):
-            study.report(trial, block, seconds=seconds)
-        study.tell(trial, Outcome(status="completed", relaunched=True, seconds=seconds))
-        up.add(trial.acceptance)
+        for block in blocks_of(configuration, rng):
+            observations.add_block(trial.trial_id, block, seconds=seconds)
+        observations.finish(trial.trial_id, Outcome(status="completed", relaunched=True, seconds=seconds))
+        up.add(acceptance)
         costs = sampler._estimator._cost_s(rows)
         for member, cost in zip(space.configurations(), costs, strict=True):
-            acceptance = acceptance_of(space, study.observations, member, role="candidate")
-            needed = space.launch_key(replace(member, pinned=acceptance == "pinned"))
-            assert (cost < 400.0) == (needed == study.observations.live_launch_key)
+            wanted = acceptance_of(space, observations, member, role="candidate")
+            needed = space.launch_key(replace(member, pinned=wanted == "pinned"))
+            assert (cost < 400.0) == (needed == trial.launch_key)
     assert up == {"measured", "pinned"}
