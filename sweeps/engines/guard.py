@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -183,6 +185,22 @@ def reap_leases(lease_dir: Path, *, timeout_s: float = 30.0) -> Reaped:
         killed += reaped.killed
         survivors += reaped.survivors
     return Reaped(killed=tuple(killed), survivors=tuple(survivors))
+
+
+def scratch_folder(parent: Path) -> Path:
+    """A new folder for one server of this process; its name says whose it is."""
+    me = lease.identify(os.getpid())
+    assert me is not None
+    return Path(tempfile.mkdtemp(prefix=f"server-{me.pid}-{me.started}-", dir=parent))
+
+
+def reap_scratch(parent: Path, lease_dir: Path) -> None:
+    """Remove folders whose process died before a guard had its lease on them."""
+    leased = {Lease.read(path).scratch for path in lease_dir.glob("*.json")}
+    for folder in parent.glob("server-*-*-*"):
+        pid, started = folder.name.split("-")[1:3]
+        if not _lives(Identity(int(pid), int(started))) and str(folder.absolute()) not in leased:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:

@@ -13,7 +13,7 @@ import pytest
 
 from sweeps.engines import lease
 from sweeps.engines.base import EngineError
-from sweeps.engines.guard import Reaped, ServerProcess, reap_leases
+from sweeps.engines.guard import Reaped, ServerProcess, reap_leases, reap_scratch, scratch_folder
 
 ROOT = Path(__file__).parents[3]
 PREPARE = "import os, signal, socket, subprocess, sys, time\n"
@@ -368,6 +368,21 @@ def test_a_reused_pid_is_a_bystander(bench: Bench) -> None:
     left.write(bench.leases / "old.json")
     assert reap_leases(bench.leases).killed == ()
     assert bench.no_lease()
+
+
+def test_folders_of_dead_processes_go_and_those_of_live_ones_or_under_a_lease_stay(tmp_path: Path) -> None:
+    me = lease.identify(os.getpid())
+    assert me is not None
+    own, leased = scratch_folder(tmp_path), tmp_path / f"server-{me.pid}-{me.started - 1}-leased"
+    dead = tmp_path / f"server-{me.pid}-{me.started - 1}-dead"
+    for folder in (leased, dead):
+        folder.mkdir()
+        (folder / "commands-0").touch()
+    (tmp_path / "leases").mkdir()
+    held = lease.Lease("0" * 32, os.uname().nodename, lease.this_boot(), me, scratch=str(leased))
+    held.write(tmp_path / "leases" / "held.json")
+    reap_scratch(tmp_path, tmp_path / "leases")
+    assert sorted(path.name for path in tmp_path.glob("server-*")) == sorted([own.name, leased.name])
 
 
 @pytest.mark.parametrize(("host", "stays"), [("another-host", True), (os.uname().nodename, False)])
