@@ -2,7 +2,8 @@
 
 One server, the spec's first speculative configuration. Requests come in fours of one prompt, probe on, off, off, on and
 then the other way round, so that a slow drift of the server falls on both alike. The figure is the ratio of decode
-throughput, on to off, with a 95 % t interval over the fours (logarithms).
+throughput, on to off, with a 95 % t interval over the fours (logarithms). Off is a probe that records nothing; its
+calls stay wrapped, which costs a microsecond a cycle.
 
 Whether it is right is asked twice. Recorded cycles, summed over a request, against the client's clock from first to
 last token, and against the host's clock between the starts of the same cycles. And phase by phase against the spans of
