@@ -115,29 +115,34 @@ def _simulated_truth(landscape: Landscape, seed: int) -> Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One recorded sweep and a space of what it measured."""
+    """One recorded sweep: its own space, or without some step counts."""
 
     name: str
     recording: str
     """A folder below `tests/assets`."""
-    search: str
+    without_steps: tuple[int, ...] = ()
     replicates: int = 1
     holds: bool | None = None
 
     @cached_property
     def spec(self) -> SweepSpec:
-        """As `Landscape.spec`, with the workload of the recorded sweep."""
+        """As `Landscape.spec`. Simulated acceptance was part of what a server was told: here it is the machine's."""
         folder = ASSETS / self.recording
         recorded = parse_spec((folder / "spec.yaml").read_text(encoding="utf-8"), source=self.recording)
         text = (
             f"sweep: {self.name}\n"
             f"engine: {{kind: replay, recording: {folder}}}\n"
-            "drafters: {mini: tests/assets/kimi_mini/drafter}\n"
-            f"search:\n  {self.search}\n"
+            "search: {num_steps: [0]}\n"
             f"study: {{max_replicates: {self.replicates}}}\n"
             "control: {every: 0, incumbent: false}\n"
         )
-        return replace(parse_spec(text, source=self.name), workload=recorded.workload)
+        steps = tuple(each for each in recorded.search.num_steps if each not in self.without_steps)
+        return replace(
+            parse_spec(text, source=self.name),
+            search=replace(recorded.search, num_steps=steps),
+            drafters=recorded.drafters,
+            workload=recorded.workload,
+        )
 
     def engine(self, spec: SweepSpec, *, seed: int) -> ReplayEngine:
         """See `Landscape`."""
@@ -229,12 +234,6 @@ def _turin(name: str, **options: object) -> Landscape:
     return Landscape(name=name, machine=_TURIN, sets=TURIN_SETS, search=f"{TREES}\n  nccl: {ALL_SETS}", **options)  # type: ignore[arg-type]
 
 
-_RECORDED = """num_steps: [0, 1, 2, 3, 5]
-  eagle_topk: [1, 4]
-  num_draft_tokens: [5]"""
-_PINNED = """num_steps: [0, 1, 2, 3, 5]
-  eagle_topk: [1]"""
-
 LANDSCAPES: Mapping[str, Landscape | Replay] = {
     each.name: each
     for each in (
@@ -253,13 +252,8 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         _turin("broken-draft-nccl", holds=False, bend=_draft_by_nccl),
         _turin("broken-launches", holds=False, bend=_uneven_launches),
         Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
-        Replay(name="h200-replay", recording="h200_kimi_mini_v1", search=_RECORDED),
-        Replay(
-            name="h200-replay-drafting",
-            recording="h200_kimi_mini_v1",
-            search=_RECORDED.replace("[0, ", "["),
-            replicates=4,
-        ),
-        Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", search=_PINNED, replicates=4),
+        Replay(name="h200-replay", recording="h200_kimi_mini_v1"),
+        Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", without_steps=(0,), replicates=4),
+        Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", replicates=4),
     )
 }

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.landscapes import LANDSCAPES, Replay
 from benchmarks.policies import Policy, Run, run_policy
 from benchmarks.search_cost import OURS, gather, lines, not_available, summarise
+from sweeps.space import Space
 from sweeps.spec import Choice
 
 NAMES = ("pcie-eagle3", "h200-48", "broken-accept-nccl")
@@ -82,10 +83,10 @@ def test_landscapes_are_readable_specs(name: str) -> None:
 
 
 def test_a_recorded_sweep_is_a_landscape() -> None:
-    landscape = LANDSCAPES["h200-replay-pinned"]
+    landscape = LANDSCAPES["h200-replay"]
     run = run_policy(landscape, Policy(Choice(name="grid")), seed=0, switch_in_place=True)
     values = landscape.truth(0)
-    assert len(values) == 5
-    assert run.trials >= len(values)
-    assert run.final < 0.1
-    assert run.ended_s >= landscape.launch_s(max(values, key=values.__getitem__))
+    assert len(values) == len(Space(landscape.spec).configurations())
+    assert run.trials > len(values)
+    assert run.final == 0.0
+    assert run.ended_s > landscape.launch_s(max(values, key=values.__getitem__))
