@@ -8,22 +8,17 @@ import shutil
 import socket
 import tempfile
 import time
-import urllib.error
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from sweeps.engines.base import BlockRecord, EngineError, KernelTime, Kind, LaunchReport, Stage
-from sweeps.engines.boot import Boot, boot_seconds, free_port, prove_closed, stopped
-from sweeps.engines.guard import ServerProcess, reap_leases
+from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
+from sweeps.engines.boot import Boot, boot_seconds, free_port, prove_closed
+from sweeps.engines.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
 from sweeps.engines.kernel_trace import read_kernel_times, read_when_whole
-from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
-from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
-from sweeps.engines.server_log import log_tail
+from sweeps.engines.live_server import LiveServer
+from sweeps.engines.load_client import Load
 from sweeps.engines.sglang_command import (
     ProbeFiles,
     adaptive_settings,
@@ -42,8 +37,6 @@ from sweeps.spec import SweepSpec
 from sweeps.workload import Block, Prompt
 
 _GRACE_S = 15.0
-_PROBE_TIMEOUT_S = 30.0
-_CONTROL_TIMEOUT_S = 30.0
 _TRACE_STEPS = 24
 """Forward steps of a profiler window: enough cycles for a mean, a trace of some megabytes."""
 _TRACE_TIMEOUT_S = 120.0
@@ -59,29 +52,6 @@ _FIRST_BLOCK = Block(
     ignore_eos=True,
 )
 """Proves that the server generates, through verify where it speculates. Ids below 26 are in every vocabulary."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """The running server and what is known about it."""
-
-    server: ServerProcess
-    folder: Path
-    """Probe files and adaptive settings; removed with the server."""
-    log_path: Path
-    url: str
-    port: int
-    configuration: Configuration
-    step_candidates: tuple[int, ...]
-    boot: Boot
-    link: ProbeLink
-    ranks: tuple[int, ...]
-    removed: tuple[str, ...]
-    handshakes: tuple[Handshake, ...] = ()
-    server_info: Mapping[str, Any] | None = None
-
-    def is_gone(self) -> bool:
-        return self.server.returncode() is not None
 
 
 class SGLangEngine:
@@ -102,7 +72,7 @@ class SGLangEngine:
         self._logs = logs
         self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
         self._stop_request = stop_request
-        self._live: _Live | None = None
+        self._live: LiveServer | None = None
         self._switch_refused = False
         self._anchors_refused = False
         self._launches = 0
@@ -138,9 +108,9 @@ class SGLangEngine:
         live = self._start(configuration, candidates)
         try:
             live.boot.wait_for_port(live.port)
-            self._generate(live, _FIRST_BLOCK, "first_request", self._spec.engine.deadlines_s.first_request)
+            live.generate(_FIRST_BLOCK, "first_request", timeout_s=self._spec.engine.deadlines_s.first_request)
             ready_s = self.now_s()
-            live.handshakes = self._greet(live)
+            live.greet()
             if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
                 self._switch_refused = True
                 return self._launch(configuration, ())
@@ -158,9 +128,9 @@ class SGLangEngine:
             return None
         if self._key(configuration) != self._key(live.configuration):
             return None
-        self._ask(live, {"do": "pin", "num_steps": configuration.num_steps})
+        live.pin(configuration.num_steps)
         live.configuration = configuration
-        self._generate(live, _FIRST_BLOCK, "measure", self._spec.engine.deadlines_s.block)
+        live.generate(_FIRST_BLOCK, "measure", timeout_s=self._spec.engine.deadlines_s.block)
         return self._report(live, boot_s={})
 
     def run_block(self, block: Block) -> BlockRecord:
@@ -171,20 +141,19 @@ class SGLangEngine:
         live = self._require_live()
         if 0 not in live.step_candidates:
             return None
-        self._ask(live, {"do": "pin", "num_steps": 0})
-        _flush(live)
+        live.pin(0)
+        live.flush()
         record = self._record(live, block, num_steps=0)
-        self._ask(live, {"do": "pin", "num_steps": live.configuration.num_steps})
-        _flush(live)
+        live.pin(live.configuration.num_steps)
+        live.flush()
         return record
 
-    def _record(self, live: _Live, block: Block, *, num_steps: int) -> BlockRecord:
-        self._ask(live, {"do": "forget"})
+    def _record(self, live: LiveServer, block: Block, *, num_steps: int) -> BlockRecord:
+        live.forget()
         assert self._gpus is not None
         with self._gpus.window() as readings:
-            load = self._generate(live, block, "measure", self._spec.engine.deadlines_s.block)
-        cycles = self._take(live)
-        self._check_cycles(live, cycles, "measure", num_steps=num_steps)
+            load = live.generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
+        cycles = live.take("measure", num_steps=num_steps)
         return BlockRecord(
             started_s=load.started_s,
             wall_s=load.ended_s - load.started_s,
@@ -197,14 +166,12 @@ class SGLangEngine:
 
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
         live = self._require_live()
-        if live.handshakes[0].timer_kind != "cuda_event":
+        if live.timer_kind != "cuda_event":
             return None
         folder = live.folder / "trace"
         self.profile(block, folder, num_steps=_TRACE_STEPS)
         try:
-            return read_when_whole(
-                folder, read_kernel_times, timeout_s=_TRACE_TIMEOUT_S, is_gone=lambda: self._given_up(live)
-            )
+            return read_when_whole(folder, read_kernel_times, timeout_s=_TRACE_TIMEOUT_S, is_gone=live.given_up)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -214,25 +181,25 @@ class SGLangEngine:
         The traces appear in `folder` some seconds later. Without Python stacks, which would slow the host most.
         """
         live = self._require_live()
-        on_gpu = live.handshakes[0].timer_kind == "cuda_event"
+        on_gpu = live.timer_kind == "cuda_event"
         settings = {
             "output_dir": str(folder),
             "num_steps": num_steps,
             "activities": ["CPU", "GPU"] if on_gpu else ["CPU"],
             "with_stack": False,
         }
-        self._ask(live, {"do": "forget"})
-        ask_server(live.url + "/start_profile", body=settings, timeout_s=_CONTROL_TIMEOUT_S)
+        live.forget()
+        live.post("/start_profile", settings)
         self.generate(block)
-        return self._take(live)
+        return live.take("measure")
 
     def record_cycles(self, *, on: bool) -> None:
         """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
-        self._ask(self._require_live(), {"do": "record", "on": on})
+        self._require_live().command({"do": "record", "on": on})
 
     def generate(self, block: Block) -> Load:
         """Run one block without asking the probe for anything; the answers keep their token ids."""
-        return self._generate(self._require_live(), block, "measure", self._spec.engine.deadlines_s.block)
+        return self._require_live().generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
 
     def close(self) -> float:
         live, self._live = self._live, None
@@ -269,7 +236,7 @@ class SGLangEngine:
     def _key(self, configuration: Configuration) -> str:
         return configuration.launch_key(switch_in_place=True)
 
-    def _require_live(self) -> _Live:
+    def _require_live(self) -> LiveServer:
         assert self._live is not None, "a block without a launched server"
         return self._live
 
@@ -283,11 +250,12 @@ class SGLangEngine:
                     stage="plan",
                     kind="gpu_not_clean",
                 )
+            reap_scratch(self._node_folder, self._node_folder / "leases")
 
-    def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> _Live:
+    def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> LiveServer:
         self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._logs.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="server-", dir=self._node_folder))
+        folder = scratch_folder(self._node_folder)
         adaptive_config = None
         if candidates:
             adaptive_config = folder / "adaptive.json"
@@ -318,30 +286,25 @@ class SGLangEngine:
             grace_s=_GRACE_S,
             scratch=folder,
         )
-        live = _Live(
+        live = LiveServer(
             server=server,
             folder=folder,
             log_path=log_path,
-            url=f"http://127.0.0.1:{port}",
             port=port,
             configuration=configuration,
             step_candidates=candidates,
             boot=Boot(
                 server, log_path=log_path, deadlines=self._spec.engine.deadlines_s, is_stopping=self._is_stopping
             ),
-            link=ProbeLink(folder),
             ranks=tuple(range(num_ranks(self._spec, configuration))),
             removed=environment.removed,
+            is_stopping=self._is_stopping,
         )
         self._live = live
         return live
 
     def _is_stopping(self) -> bool:
         return self._stop_request is not None and self._stop_request.exists()
-
-    def _given_up(self, live: _Live) -> bool:
-        """Whether there is nothing to wait for: no server, or no wish for its answer."""
-        return live.is_gone() or self._is_stopping()
 
     def _abandon(self, cause: EngineError | None) -> None:
         """Stop what a failed launch left; its own error is the one that counts."""
@@ -352,85 +315,13 @@ class SGLangEngine:
                 raise
             cause.add_note(str(unclean))
 
-    def _greet(self, live: _Live) -> tuple[Handshake, ...]:
-        """Every rank's handshake. Raises EngineError (`no_handshake`)."""
-        handshakes = live.link.handshakes()
-        found = tuple(handshake.rank for handshake in handshakes)
-        unwrapped = sorted({role for handshake in handshakes for role in handshake.missing})
-        if found != live.ranks or unwrapped:
-            raise EngineError(
-                f"cycle probe: wanted a handshake from ranks {list(live.ranks)}, got {list(found)}; "
-                f"calls that are not wrapped: {', '.join(unwrapped) or 'none'}",
-                stage="first_request",
-                kind="no_handshake",
-                log_tail=log_tail(live.boot.log()),
-            )
-        return handshakes
-
-    def _generate(self, live: _Live, block: Block, stage: Stage, timeout_s: float) -> Load:
-        try:
-            return send_block(block, url=live.url, timeout_s=timeout_s, is_gone=lambda: self._given_up(live))
-        except ServerRefusedError as error:
-            kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
-            raise EngineError(str(error), stage=stage, kind=kind, log_tail=log_tail(live.boot.log())) from error
-        except TimeoutError as error:
-            raise live.boot.failure(None, stage, str(error)) from error
-        except (ServerGoneError, urllib.error.URLError) as error:
-            if self._is_stopping():
-                raise stopped(stage) from error
-            raise self._crash(live, stage) from error
-
-    def _crash(self, live: _Live, stage: Stage) -> EngineError:
-        """The connection broke before the process ended: give it a moment to say why."""
-        deadline = self.now_s() + 10.0
-        while live.server.returncode() is None and self.now_s() < deadline:
-            time.sleep(0.1)
-        return live.boot.failure(live.server.returncode(), stage)
-
-    def _ask(self, live: _Live, command: Mapping[str, Any]) -> None:
-        try:
-            live.link.ask(live.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
-        except ProbeError as error:
-            raise self._probe_failure(live, error) from error
-
-    def _take(self, live: _Live) -> pa.Table:
-        try:
-            return live.link.take(live.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=lambda: self._given_up(live))
-        except ProbeError as error:
-            raise self._probe_failure(live, error) from error
-
-    def _probe_failure(self, live: _Live, error: ProbeError) -> EngineError:
-        """A rank that died has no probe either: then it is the server's crash."""
-        if live.is_gone():
-            return live.boot.failure(live.server.returncode(), "measure")
-        return EngineError(
-            f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(live.boot.log())
-        )
-
-    def _check_cycles(self, live: _Live, cycles: pa.Table, stage: Stage, *, num_steps: int) -> None:
-        """Raises EngineError where a rank saw no cycle, or a cycle ran in another state than asked for."""
-        for rank in live.ranks:
-            own = cycles.filter(pc.equal(cycles["rank"], rank))
-            if not own.num_rows:
-                raise EngineError(f"cycle probe: rank {rank} saw no cycle", stage=stage, kind="no_handshake")
-            states = set(own["num_steps"].to_pylist())
-            if states != {num_steps}:
-                raise EngineError(
-                    f"num_steps: wanted {num_steps} in every cycle, rank {rank} ran {sorted(states)}",
-                    stage=stage,
-                    kind="not_effective",
-                )
-
-    def _report(self, live: _Live, *, boot_s: Mapping[str, float]) -> LaunchReport:
+    def _report(self, live: LiveServer, *, boot_s: Mapping[str, float]) -> LaunchReport:
         configuration = live.configuration
-        cycles = self._take(live)
-        self._check_cycles(live, cycles, "first_request", num_steps=configuration.num_steps)
-        _flush(live)
-        if live.server_info is None:
-            live.server_info = _server_info(live)
+        cycles = live.take("first_request", num_steps=configuration.num_steps)
+        live.flush()
         first = live.handshakes[0]
         evidence, all_reduce = gather_evidence(
-            self._spec, configuration, live.handshakes, cycles, live.server_info, live.boot.log(), live.folder
+            self._spec, configuration, live.handshakes, cycles, live.info, live.boot.log(), live.folder
         )
         if live.step_candidates:
             evidence = tuple(explain_switch(row, live.step_candidates) for row in evidence)
@@ -442,27 +333,7 @@ class SGLangEngine:
             command=recorded_command(self._spec, configuration),
             environment=recorded_environment(self._spec, configuration),
             removed=recorded_removals(live.removed),
-            effective=effective_settings(configuration, live.server_info, live.log_path.name, live.step_candidates),
+            effective=effective_settings(configuration, live.info, live.log_path.name, live.step_candidates),
             evidence=evidence,
             all_reduce=all_reduce,
         )
-
-
-def _flush(live: _Live) -> None:
-    """Empty the prefix cache: every trial and every anchor begins so, whatever its server has answered before."""
-    ask_server(live.url + "/flush_cache", body={}, timeout_s=_CONTROL_TIMEOUT_S)
-
-
-def _server_info(live: _Live) -> Mapping[str, Any]:
-    """The server's account of itself; the older name of the endpoint where the newer does not exist."""
-    for path in ("/server_info", "/get_server_info"):
-        try:
-            answer: Mapping[str, Any] = json.loads(ask_server(live.url + path, timeout_s=_CONTROL_TIMEOUT_S))
-        except urllib.error.HTTPError:
-            continue
-        return answer
-    raise EngineError(
-        "the server answers neither /server_info nor /get_server_info",
-        stage="first_request",
-        kind="engine_unavailable",
-    )
