@@ -133,9 +133,9 @@ def _overridden_by(name: str, seen: str, conf_files: Sequence[ConfFile]) -> str:
 
 def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operation]) -> tuple[Grade, str, str | None]:
     """NCCL has read `name`: do its choices, transports and channels agree with it?"""
-    if name in ("NCCL_ALGO", "NCCL_PROTO") and operations:
-        names = ALGORITHMS if name == "NCCL_ALGO" else PROTOCOLS
-        left = allowed(value, names, collective="AllReduce")
+    names = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}.get(name, ())
+    left = allowed(value, names, collective="AllReduce")
+    if names and operations:
         used = {
             operation.algorithm if name == "NCCL_ALGO" else operation.protocol or "symmetric"
             for operation in operations
@@ -144,6 +144,11 @@ def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operatio
         if left is not None and not used <= left:
             return "overridden", text, "NCCL chose otherwise for the decode's all-reduces"
         return "effective", text, f"{len(operations)} decode-size all-reduce sizes"
+    if names and (enabled := log.enabled.get("AllReduce", frozenset()) & frozenset(names)):
+        text = ",".join(sorted(enabled))
+        if left is not None and not enabled <= left:
+            return "overridden", text, "NCCL leaves others on for all-reduces"
+        return "effective", text, "left on for all-reduces; which one serves the decode was not printed"
     denied = _denied(name, value, log)
     if denied:
         return "overridden", ",".join(sorted(log.transports)) or str(log.num_channels), denied
