@@ -1,7 +1,8 @@
 """Drift inside servers: the target alone (step count 0), measured again and again in the server of a chain.
 
 Anchors of one server share its launch and everything in it, so what they differ by is drift and the noise of a block.
-They are compared within their server alone: an anchor also extends the drafter, so it is no control.
+They are compared within their server alone: an anchor also extends the drafter, so it is no control. The one right
+after a launch is left out, for a server that still warms up does not drift.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class ServerDrift:
 def server_drift(results: Results, metric: str = "tok_s") -> ServerDrift | None:
     """The drift that anchors show; None where a sweep has too few of them, or they lack the metric."""
     top, bottom = METRICS[metric]
-    trials = results.trials.select("trial_id", "launch", since_s=pl.col("started_s") - pl.col("at_s"))
+    since_s = pl.col("started_s") - pl.col("at_s")
+    trials = results.trials.select("trial_id", "launch", "relaunched", since_s=since_s)
     rows = (
         results.anchors.with_columns(value=top.cast(pl.Float64) / bottom.cast(pl.Float64))
         .filter(pl.col("value") > 0)
         .join(trials, on="trial_id")
+        .filter((pl.col("place") == "after") | ~pl.col("relaunched"))
         .select("launch", at_s=pl.col("started_s") - pl.col("since_s"), log=pl.col("value").log())
         .filter(pl.len().over("launch") > 1)
     )

@@ -19,17 +19,24 @@ from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, Worl
 
 PER_HOUR = 0.02
 TOKENS = 400
+COLD = 0.02
+RUNS = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE, relaunched=n % 2 == 0) for n in range(8))]
+"""Four servers of two trials each."""
 
 
 def add_anchors(folder: Path, *, per_hour: float = PER_HOUR, noise: float = 0.0005, seed: int = 0) -> None:
-    """Two anchors in the server of each speculating trial; each server has its luck, and all slow down over time."""
+    """An anchor after each speculating trial, and a cold one after each launch; servers have their luck and slow down."""
     results, rng = ResultsFolder(folder), np.random.default_rng(seed)
-    for trial in read_table(results, "trials").to_pylist():
+    luck = 0.0
+    for trial in read_table(results, "trials").sort_by("started_s").to_pylist():
         if not trial["num_steps"]:
             continue
-        luck, rows = rng.normal(0.0, 0.03), []
-        for place, at_s in (("before", trial["started_s"] + 60.0), ("after", trial["ended_s"] - 10.0)):
-            tok_s = 80.0 * np.exp(luck - at_s / 3600 * np.log1p(per_hour) + rng.normal(0.0, noise))
+        rows, places = [], [("after", trial["ended_s"] - 10.0, 0.0)]
+        if trial["relaunched"]:
+            luck = rng.normal(0.0, 0.03)
+            places.append(("before", trial["started_s"] + 60.0, COLD))
+        for place, at_s, cold in places:
+            tok_s = 80.0 * np.exp(luck - cold - at_s / 3600 * np.log1p(per_hour) + rng.normal(0.0, noise))
             rows.append(anchor(trial, place, at_s, float(tok_s)))
         write_part(results, "anchors", rows, trial_id=trial["trial_id"], attempt=trial["attempt"])
 
@@ -54,8 +61,7 @@ def anchor(trial: dict[str, object], place: str, at_s: float, tok_s: float) -> d
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE) for _ in range(8))]
-    return write_sweep(tmp_path / "r", runs, World(trial_s=1800.0, launch_sd=0.02))
+    return write_sweep(tmp_path / "r", RUNS, World(trial_s=1800.0, launch_sd=0.02))
 
 
 def test_a_sweep_without_anchors_shows_no_drift_inside_servers(folder: Path) -> None:
@@ -63,11 +69,11 @@ def test_a_sweep_without_anchors_shows_no_drift_inside_servers(folder: Path) -> 
     assert verdict(load(folder)).server_drift is None
 
 
-def test_the_luck_of_a_launch_is_no_drift(folder: Path) -> None:
+def test_neither_the_luck_of_a_launch_nor_its_warming_up_is_drift(folder: Path) -> None:
     add_anchors(folder)
     found = server_drift(load(folder))
     assert found is not None
-    assert (found.num_anchors, found.num_servers) == (16, 8)
+    assert (found.num_anchors, found.num_servers) == (8, 4)
     assert found.per_hour == pytest.approx(-PER_HOUR, abs=0.004)
     low, high = found.interval
     assert low < -PER_HOUR < high
@@ -98,8 +104,7 @@ def test_a_drift_that_anchors_tell_better_is_taken_from_them(folder: Path) -> No
 
 
 def test_a_drift_between_servers_that_anchors_do_not_see_is_still_taken_out(tmp_path: Path) -> None:
-    runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE) for _ in range(8))]
-    folder = write_sweep(tmp_path / "r", runs, World(trial_s=1800.0, launch_sd=0.002, drift_per_trial=0.02))
+    folder = write_sweep(tmp_path / "r", RUNS, World(trial_s=1800.0, launch_sd=0.002, drift_per_trial=0.02))
     own = spread(cells(load(folder), "tok_s"))
     add_anchors(folder, per_hour=0.0)
     assert observe(load(folder), "tok_s").spread.drift_per_hour == own.drift_per_hour
@@ -121,4 +126,4 @@ def test_anchors_of_seconds_are_not_asked_about_hours(tmp_path: Path) -> None:
 def test_the_report_says_what_the_anchors_say(folder: Path) -> None:
     add_anchors(folder)
     text = page(verdict(load(folder)))
-    assert "Inside 8 servers, the target alone (step count 0) was measured 16 times: -2." in text or "-1.9" in text
+    assert "Inside 4 servers, the target alone (step count 0) was measured 8 times: -2." in text or "-1.9" in text
