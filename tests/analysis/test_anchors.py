@@ -25,7 +25,7 @@ RUNS = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=FOUNDING_EAGLE, rel
 
 
 def add_anchors(folder: Path, *, per_hour: float = PER_HOUR, noise: float = 0.0005, seed: int = 0) -> None:
-    """An anchor after each speculating trial, and a cold one after each launch; servers have their luck and slow down."""
+    """An anchor after each speculating trial, a cold one after each launch; servers have their luck and slow down."""
     results, rng = ResultsFolder(folder), np.random.default_rng(seed)
     luck = 0.0
     for trial in read_table(results, "trials").sort_by("started_s").to_pylist():
