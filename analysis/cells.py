@@ -46,6 +46,8 @@ class Cells:
     metric: str
     keys: tuple[str, ...]
     """Configuration id of each cell (with REPEAT where split)."""
+    twins: tuple[str, ...]
+    """As `keys`, but the default's for a set that NCCL did not read: cells of one twin are repeats."""
     launches: tuple[str, ...]
     nodes: tuple[str, ...]
     at_s: Array
@@ -69,6 +71,7 @@ class Cells:
         return Cells(
             metric=self.metric,
             keys=tuple(self.keys[row] for row in rows),
+            twins=tuple(self.twins[row] for row in rows),
             launches=tuple(self.launches[row] for row in rows),
             nodes=tuple(self.nodes[row] for row in rows),
             at_s=self.at_s[rows],
@@ -114,11 +117,12 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
     top, bottom = METRICS[metric]
     apart = pl.col("configuration_id").is_in(list(split)) & (pl.col("role") == "incumbent")
     key = pl.when(apart).then(pl.col("configuration_id") + REPEAT).otherwise(pl.col("configuration_id"))
+    twin = pl.when(apart).then(pl.col("twin") + REPEAT).otherwise(pl.col("twin"))
     counted = results.trials
     if results.mixed and metric in HIGHER_IS_BETTER:  # of a pinned trial neither is its own
         counted = counted.filter(pl.col("acceptance") == "measured")
     trials = counted.select(
-        "trial_id", "launch", "node", "num_steps", key=key, since_s=pl.col("started_s") - pl.col("at_s")
+        "trial_id", "launch", "node", "num_steps", key=key, twin=twin, since_s=pl.col("started_s") - pl.col("at_s")
     )
     long = (
         results.blocks.with_columns(top=top.cast(pl.Float64), bottom=bottom.cast(pl.Float64))
@@ -131,6 +135,7 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
         .agg(
             pl.col("node").first(),
             pl.col("num_steps").first(),
+            pl.col("twin").first(),
             at_s=(pl.col("started_s") - pl.col("since_s")).mean(),
         )
         .sort("node", "at_s")
@@ -147,6 +152,7 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
     return Cells(
         metric=metric,
         keys=tuple(heads["key"]),
+        twins=tuple(heads["twin"]),
         launches=tuple(heads["launch"]),
         nodes=tuple(heads["node"]),
         at_s=heads["at_s"].to_numpy().astype(float),

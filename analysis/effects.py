@@ -224,7 +224,7 @@ def _wide(effect: Effect) -> str:
 
 
 def _assumption(cells: Cells) -> str:
-    once = len(set(cells.keys)) == len(cells)
+    once = len(set(cells.twins)) == len(cells)
     return f"{'every configuration was launched once' if once else 'too few launches were repeated'}: {_TAKEN}"
 
 
@@ -257,7 +257,7 @@ def _block_variance(cells: Cells, rows: Array, launch_share: float, *, carried: 
         return 0.0, num_blocks
     paired = rows[used] @ influences[used][:, common]
     blocks_per_cell = float(np.mean((~np.isnan(influences)).sum(axis=1)))
-    noise = min(replicate_noise(influences, cells.keys), carried * blocks_per_cell)
+    noise = min(replicate_noise(influences, cells.twins), carried * blocks_per_cell)
     return max(0.0, float(np.var(paired, ddof=1)) - noise * launch_share), num_blocks
 
 

@@ -14,6 +14,7 @@ from analysis.cells import Cells, cells
 from analysis.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.load import Results
 from analysis.spread import Spread, spread
+from analysis.unread import unread_variables
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _NCCL_SERVED = ("nccl", "nccl_symmetric")
@@ -283,6 +284,9 @@ def _not_exercised(results: Results, dimension: str, point: Point) -> str | None
     backends = set(trials["all_reduce"])
     if not backends & {None, *_NCCL_SERVED}:
         return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
+    unread = unread_variables(trials, results.evidence)
+    if trials.height and len(unread) == trials.height:
+        return f"NCCL read none of its variables ({', '.join(next(iter(unread.values())))})"
     asked = results.evidence.filter(
         pl.col("trial_id").is_in(trials["trial_id"].to_list())
         & pl.col("setting").str.starts_with("env.NCCL_")

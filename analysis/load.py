@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from analysis.unread import with_twins
 from sweeps.tables import ACTIVITIES, ResultsFolder, TableError, read_table
 
 _IMPOSSIBLY_SLOW_TOK_S = 1e-3
@@ -55,7 +56,8 @@ class Results:
     """Size of the searched space, where the manifest tells."""
     all_trials: pl.DataFrame
     trials: pl.DataFrame
-    """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch."""
+    """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch,
+    `twin` the configuration that it repeats in fact."""
     blocks: pl.DataFrame
     """At the concurrency that the search decided on."""
     all_blocks: pl.DataFrame
@@ -110,7 +112,7 @@ def load(root: Path) -> Results:
     for row in _rows(latest):
         if (why := _why_excluded(row, lost, has_blocks)) is not None:
             left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
-    trials = _with_launches(latest).filter(~pl.col("trial_id").is_in(list(left_out)))
+    trials = with_twins(_with_launches(latest), evidence).filter(~pl.col("trial_id").is_in(list(left_out)))
     all_blocks = all_blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
     blocks = all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))
     pruned = [

@@ -79,8 +79,8 @@ def spread(cells: Cells, *, drifts: bool = True, anchored: ServerDrift | None = 
 
 
 def _spread(cells: Cells, values: Array, columns: Mapping[str, Array]) -> Spread:
-    repeats = sum(cells.keys.count(key) - 1 for key in set(cells.keys))
-    within = {name: _within(column, cells.keys) for name, column in columns.items()}
+    repeats = sum(cells.twins.count(twin) - 1 for twin in set(cells.twins))
+    within = {name: _within(column, cells.twins) for name, column in columns.items()}
     kept: list[str] = []
     for name in sorted(within, key=lambda name: name == "time"):
         trial = np.column_stack([within[each] for each in (*kept, name)])
@@ -92,7 +92,7 @@ def _spread(cells: Cells, values: Array, columns: Mapping[str, Array]) -> Spread
     inverse = np.linalg.inv(design.T @ design)
     slopes = inverse @ design.T @ values
     df = repeats - len(kept)
-    residuals = _within(values, cells.keys) - design @ slopes
+    residuals = _within(values, cells.twins) - design @ slopes
     return Spread(
         metric=cells.metric,
         covariates=tuple(kept),

@@ -1,6 +1,6 @@
 """Figures of the recorded H200 sweeps, from their Parquet: `python -m benchmarks.recorded_h200`.
 
-Measured on one H200 by `python -m ray_jobs.run_sweep`; this module only reduces the rows. Cycles and rates are ratios
+Measured on H200s by `python -m ray_jobs.run_sweep`; this module only reduces the rows. Cycles and rates are ratios
 of sums over a configuration's blocks.
 """
 
@@ -14,7 +14,13 @@ import duckdb
 from benchmarks.record import record
 
 ASSETS = Path(__file__).parents[1] / "tests" / "assets"
-SWEEPS = ("h200_kimi_mini_v1", "h200_kimi_mini_pinned_v1")
+SWEEPS = ("h200_kimi_mini_v1", "h200_kimi_mini_relaunch_v1", "h200_kimi_mini_pinned_v1", "h200_x2_nccl_v1")
+CHAINS = {
+    "switched, kernel caches cold": "h200_kimi_mini_v1",
+    "switched, caches warm, pinned": "h200_kimi_mini_pinned_v1",
+    "relaunched, caches warm": "h200_kimi_mini_relaunch_v1",
+}
+"""Sweeps over steps 1, 2, 3, 5 at top-k 1."""
 
 _CONFIGURATIONS = """
     select t.label as configuration, sum(b.decode_tokens) / sum(b.decode_s) as tok_s,
@@ -41,17 +47,48 @@ _LAUNCHES = """
         median(trace_s) filter (status = 'completed') as trace_median_s
     from read_parquet($trials)
 """
+_CHAIN = """
+    select count(*) filter (relaunched) as launches, count(*) filter (not relaunched) as switches,
+        sum(launch_s + weight_load_s + capture_s + stop_s) as boot_and_stop_s,
+        sum(launch_s + weight_load_s) as boot_without_capture_s, sum(switch_s) as switch_s,
+        sum(warmup_s + measure_s) as blocks_s,
+        sum(launch_s + weight_load_s + capture_s + stop_s + switch_s + warmup_s + measure_s) as gpu_s_without_traces
+    from read_parquet($trials) where eagle_topk = 1 and status in ('completed', 'pruned')
+"""
+_SETS = """
+    select t.nccl_set, t.num_steps, sum(b.decode_tokens) / sum(b.decode_s) as tok_s,
+        sum(b.verify_ms * b.num_cycles) / sum(b.num_cycles) as verify_ms,
+        sum(b.verify_forward_ms * b.num_cycles) / sum(b.num_cycles) as forward_ms,
+        any_value(k.share) as communication_share_of_verify
+    from read_parquet($trials) t join read_parquet($blocks) b using (trial_id, attempt)
+        left join (
+            select trial_id, sum(us_per_cycle) filter (kind = 'communication') / sum(us_per_cycle) as share
+            from read_parquet($kernels) where phase = 'verify' group by trial_id
+        ) k using (trial_id)
+    where t.status = 'completed' group by t.nccl_set, t.num_steps order by t.num_steps, forward_ms
+"""
 
 
 def main() -> None:
     """Write `benchmarks/results/recorded_h200.json`."""
-    figures = {name: {**_rows(_LAUNCHES, name)[0], "configurations": _rows(_CONFIGURATIONS, name)} for name in SWEEPS}
+    figures: dict[str, Any] = {
+        name: {**_rows(_LAUNCHES, name)[0], "configurations": _rows(_CONFIGURATIONS, name)} for name in SWEEPS
+    }
+    figures["h200_x2_nccl_v1"]["nccl sets"] = _rows(_SETS, "h200_x2_nccl_v1")
+    figures["one launch or four: steps 1, 2, 3, 5"] = {
+        title: {**_rows(_CHAIN, name)[0], "fastest_of_them": _fastest_chain(name)} for title, name in CHAINS.items()
+    }
     print(record("recorded_h200", figures))
+
+
+def _fastest_chain(sweep: str) -> str:
+    labels = (str(row["configuration"]) for row in _rows(_CONFIGURATIONS, sweep))
+    return next(label for label in labels if ", top-k 1," in label)
 
 
 def _rows(query: str, sweep: str) -> list[dict[str, Any]]:
     """Rows of a query over one recorded sweep; numbers to three decimals."""
-    tables = {name: str(ASSETS / sweep / "tables" / name / "*.parquet") for name in ("trials", "blocks")}
+    tables = {name: str(ASSETS / sweep / "tables" / name / "*.parquet") for name in ("trials", "blocks", "kernels")}
     used = {name: path for name, path in tables.items() if f"${name}" in query}
     result = duckdb.execute(query, used)
     names = [column[0] for column in result.description]

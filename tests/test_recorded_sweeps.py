@@ -17,6 +17,8 @@ from sweeps.workload import plan_blocks
 ASSETS = Path(__file__).parent / "assets"
 MEASURED = ASSETS / "h200_kimi_mini_v1"
 PINNED = ASSETS / "h200_kimi_mini_pinned_v1"
+RELAUNCHED = ASSETS / "h200_kimi_mini_relaunch_v1"
+TWO_GPUS = ASSETS / "h200_x2_nccl_v1"
 
 
 def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -44,6 +46,36 @@ def test_pinned_acceptance_recommends_nothing(capsys: pytest.CaptureFixture[str]
 
     assert content["acceptance"] == "pinned"
     assert content["speculation_pays"]["verdict"] == "undecided"
+
+
+def test_the_pinned_sweep_measured_eight_configurations_between_two_controls() -> None:
+    trials = read_table(ResultsFolder(PINNED), "trials").to_pylist()
+    served = [row for row in trials if row["status"] in ("completed", "pruned")]
+
+    assert {(row["num_steps"], row["eagle_topk"]) for row in served if row["role"] == "candidate"} == {
+        (steps, topk) for steps in (1, 2, 3, 5) for topk in (1, 4)
+    }
+    assert [row["role"] for row in served if row["num_steps"] == 0] == ["control", "control"]
+
+
+def test_relaunching_finds_the_winner_that_switching_found(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [verdict(sweep, capsys) for sweep in (MEASURED, RELAUNCHED)]
+
+    assert [one["speculation_pays"]["verdict"] for one in found] == ["worse", "worse"]
+    assert {one["best"]["configuration"] for one in found} == {"no speculation, nccl default"}
+
+
+def test_nccl_served_the_two_gpus_and_was_read_but_for_the_misspelt_variable() -> None:
+    folder = ResultsFolder(TWO_GPUS)
+    trials = {row["trial_id"]: row for row in read_table(folder, "trials").to_pylist()}
+    rows = [row for row in read_table(folder, "evidence").to_pylist() if row["setting"].startswith("env.NCCL_")]
+    unread = {row["setting"] for row in rows if row["requested"] is not None and row["read_by_nccl"] is None}
+
+    assert {row["all_reduce"] for row in trials.values() if row["status"] == "completed"} == {"nccl"}
+    assert unread == {"env.NCCL_MAX_NCHANELS"}
+    moved = {row["effective"] for row in rows if row["setting"] == "env.NCCL_P2P_DISABLE"}
+    assert all(path.startswith("SHM") for path in moved)
+    assert {row["setting"] for row in rows if row["grade"] == "extra"} == {"env.NCCL_CUMEM_ENABLE"}
 
 
 def test_phases_of_recorded_cycles_add_up() -> None:

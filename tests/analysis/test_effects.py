@@ -46,6 +46,7 @@ def sweep_of(
     return Cells(
         metric="tok_s",
         keys=tuple(keys),
+        twins=tuple(keys),
         launches=tuple(f"launch {row}" for row in range(len(keys))),
         nodes=("node",) * len(keys),
         at_s=np.array(at) * 36000,

@@ -1,0 +1,50 @@
+"""NCCL sets that NCCL did not read: their servers are the default's again, whatever the set is called.
+
+A misspelt variable reaches the process and acts on nothing. Such a set says nothing about NCCL, and its launches are
+repeats: what they differ by from the default's is what launches differ by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+_SAME = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "args", "env", "acceptance")
+
+
+def unread_variables(trials: pl.DataFrame, evidence: pl.DataFrame) -> dict[str, tuple[str, ...]]:
+    """Trial id -> the variables of its NCCL set, for trials of which NCCL, by its own logs, read none of them.
+
+    Trials without NCCL's own account of what it read are left out: nothing is known of them.
+    """
+    of_nccl = evidence.filter(pl.col("setting").str.starts_with("env.NCCL_") & pl.col("read_by_nccl").is_not_null())
+    read = of_nccl.group_by("trial_id").agg(names=pl.col("setting").str.strip_prefix("env.").unique())
+    names_read = dict(read.iter_rows())
+    found = {}
+    for trial_id, variables in trials.select("trial_id", "nccl_env").iter_rows():
+        names = tuple(sorted(name for name, _ in _settings(variables)))
+        if names and trial_id in names_read and not set(names) & set(names_read[trial_id]):
+            found[trial_id] = names
+    return found
+
+
+def with_twins(trials: pl.DataFrame, evidence: pl.DataFrame) -> pl.DataFrame:
+    """Add `twin`: the configuration that a trial repeats in fact; its own, except where NCCL did not read its set."""
+    unread = unread_variables(trials, evidence)
+    rows = trials.select("trial_id", "configuration_id", "nccl_env", *_SAME).to_dicts()
+    plain = {_others(row): row["configuration_id"] for row in rows if not _settings(row["nccl_env"])}
+    twins = [
+        plain.get(_others(row), row["configuration_id"]) if row["trial_id"] in unread else row["configuration_id"]
+        for row in rows
+    ]
+    return trials.with_columns(twin=pl.Series("twin", twins, dtype=pl.String))
+
+
+def _others(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(_settings(row[name]) if name in ("args", "env") else row[name] for name in _SAME)
+
+
+def _settings(value: Any) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(dict(value or {}).items()))
