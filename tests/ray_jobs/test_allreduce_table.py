@@ -10,12 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
@@ -28,7 +25,7 @@ from ray_jobs.allreduce_table import (
     server_versions,
     sets_of,
 )
-from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets, render
+from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, render
 from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
 
 
@@ -200,51 +197,6 @@ def test_without_gpus_the_table_is_skipped_with_a_word(tmp_path: Path, capsys: p
     assert main(["--out", str(tmp_path / "out"), "--python", str(interpreter)]) == 0
     assert "all-reduce table skipped: it needs 2 GPUs or more" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-
-
-def row(name: str, median: float, *, spread: float = 0.01, mode: str = "graph", tokens: int = 3) -> dict[str, Any]:
-    return {
-        "set": name,
-        "outcome": "ok",
-        "reason": None,
-        "mode": mode,
-        "tokens": tokens,
-        "us_median": median,
-        "us_p10": median * (1 - spread),
-        "us_p90": median * (1 + spread),
-    }
-
-
-@given(base=st.floats(5, 500), factor=st.floats(0.2, 5), spread=st.floats(0, 0.3))
-def test_a_set_could_matter_only_where_the_spreads_are_apart(base: float, factor: float, spread: float) -> None:
-    (verdict,) = judge_sets([row("default", base, spread=spread), row("x", base * factor, spread=spread)])
-    apart = max(factor, 1 / factor) > (1 + spread) / (1 - spread) * 1.0001 and abs(factor - 1) > 0.0301
-    meet = max(factor, 1 / factor) < (1 + spread) / (1 - spread) * 0.9999 or abs(factor - 1) < 0.0299
-    if apart:
-        assert verdict.verdict == ("faster" if factor < 1 else "slower")
-        assert verdict.gain_us[3] == pytest.approx(base - base * factor)
-    if meet:
-        assert verdict.verdict == "same"
-        assert not verdict.could_matter
-
-
-def test_what_differs_between_two_launches_of_the_default_is_noise() -> None:
-    rows = [row("default", 20.0), row("x", 24.0)]
-    assert judge_sets(rows)[0].verdict == "slower"
-    assert judge_sets([*rows, row(DEFAULT_AGAIN, 25.0)])[0].verdict == "same"
-
-
-def test_graph_replay_is_judged_where_it_was_measured() -> None:
-    eager = [row("default", 20.0, mode="eager"), row("x", 40.0, mode="eager")]
-    assert judge_sets(eager)[0].verdict == "slower"
-    assert judge_sets([*eager, row("default", 20.0), row("x", 20.0)])[0].verdict == "same"
-
-
-def test_a_set_that_failed_at_any_size_is_never_called_faster() -> None:
-    bad = {**row("x", 1.0, tokens=4), "outcome": "wrong_output", "reason": "sum is wrong"}
-    (verdict,) = judge_sets([row("default", 20.0), row("x", 1.0), bad])
-    assert verdict.verdict == "failed"
-    assert not verdict.could_matter
 
 
 ENGINE_PYTHON = Path(os.environ.get("SPECSWEEP_ENGINE_PYTHON", Path(__file__).parents[2] / ".venv-engine/bin/python"))
