@@ -27,8 +27,8 @@ the engine's own seconds are near nothing; targets stand beside.""",
     "recorded_h200": """Measured on H200s (SGLang 0.5.17, a shrunk Kimi-K2.5 backbone, random weights), reduced here
 from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In the pinned sweep the
 server simulates acceptance: its cycle times are measured, its rates are not. `h200_x2_nccl_v1` is one model at tensor
-parallel 2; `misspelt` is a set that NCCL does not read, so that it shows what launches of one thing differ by. One launch
-or four: the winner, no speculation, is the same; the fastest step count is not (5 where switched, 1 where launched alone,
+parallel 2; `misspelt` is a set that NCCL does not read, so it shows what launches of one thing differ by. One launch or
+four: the winner, no speculation, is the same; the fastest step count is not (5 where switched; 1 where launched alone,
 where its draft takes 0.03 ms and not 0.43), and the two ran on different machines.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
