@@ -139,7 +139,7 @@ def test_inherited_simulated_acceptance_is_refused_unless_the_spec_says_so(
 
 def test_the_all_reduce_table_says_which_sets_matter_and_which_must_not_be_swept(tmp_path: Path, model: Path) -> None:
     sets = {
-        "slow": {"STANDIN": "slow"},
+        "slow": {"STANDIN": "slow", "NCCL_PROTO": "LL"},
         "same": {"NCCL_IB_DISABLE": "1"},
         "broken": {"STANDIN": "no_algorithm"},
     }
