@@ -45,7 +45,7 @@ POLICIES: Mapping[str, Policy] = {
     "tpe+wilcoxon": Policy(Choice(name="tpe"), Choice(name="wilcoxon", options={"p_threshold": 0.1})),
     "cycle_model": Policy(Choice(name="cycle_model"), Choice(name="cycle_bound"), certifies=True),
 }
-BUDGET_LAUNCHES = 48
+BUDGET_LAUNCHES = 40
 """Every policy may use the GPU seconds of so many launches with all their blocks."""
 
 
