@@ -82,8 +82,8 @@ def _search_targets(figures: Mapping[str, Any]) -> list[str]:
     """What was aimed at beside what came out, misses in bold; steps switched in place."""
     targets, rows = figures["targets"], []
     for name, landscape in figures["landscapes"].items():
-        small = landscape["configurations"] < 200
-        grid = targets["grid_over_ours_at_48" if small else "grid_over_ours"]
+        size = landscape["configurations"]
+        grid = targets["grid_over_ours"] if size >= 200 else targets["grid_over_ours_at_48"] if size >= 48 else None
         holds = landscape["assumptions_hold"]
         others = targets["best_other_over_ours" if holds else "best_other_over_ours_where_broken"]
         ours = landscape["policies"]["switch_in_place"]["cycle_model"]
@@ -110,9 +110,11 @@ def _search_targets(figures: Mapping[str, Any]) -> list[str]:
     return ["### Against the targets", "", *_table(head, rows)]
 
 
-def _against(value: float | None, wanted: float) -> str:
+def _against(value: float | None, wanted: float | None) -> str:
     if value is None:
         return "- (no other policy was there, or ours was not)"
+    if wanted is None:
+        return f"{value:.3g}"
     shown = f"{value:.3g} (wanted {wanted:.2g})"
     return shown if value >= wanted else f"**{shown}**"
 
