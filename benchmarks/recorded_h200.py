@@ -68,6 +68,32 @@ _SETS = """
     where t.status = 'completed' group by t.nccl_set, t.num_steps order by t.num_steps, forward_ms
 """
 
+_CLOCKS = """
+    with cycle as (
+        select *, sum(coalesce(tokens, 0)) over (after_prefill) - coalesce(tokens, 0) as tokens_before,
+            lead(cycle_index) over (after_prefill) is null as is_last
+        from read_parquet($cycles) where rank = 0
+        window after_prefill as (partition by trial_id, attempt, block_index order by cycle_index)
+    ), block as (
+        select trial_id,
+            sum(cycle_ms) filter (tokens_before < decode_tokens) / 1000 / any_value(decode_s) as client,
+            sum(c.cycle_ms) filter (not is_last) / (max(started_ms) - min(started_ms)) as starts,
+            sum(c.draft_ms + c.verify_ms + c.extend_ms + c.gap_ms) / sum(c.cycle_ms) as phases
+        from cycle c join (select * exclude (cycle_ms, draft_ms, verify_ms, extend_ms, gap_ms)
+            from read_parquet($blocks)) b using (trial_id, attempt, block_index)
+        where num_steps > 0
+        group by trial_id, attempt, block_index
+    ), trial as (
+        select avg(client) as client, avg(starts) as starts, avg(phases) as phases from block group by trial_id
+    )
+    select count(*) as trials, avg(phases) as phases_and_gap_to_cycle, avg(client) as cycles_to_client_wall,
+        max(abs(client - 1)) as client_wall_largest_difference, avg(starts) as cycles_to_host_starts,
+        max(abs(starts - 1)) as host_starts_largest_difference
+    from trial
+"""
+"""Cycles as the probe recorded them (GPU events) over two other clocks: the client's, from the first to the last token
+of the same cycles, and the host's, between their starts. These sweeps have one request at a time."""
+
 
 def main() -> None:
     """Write `benchmarks/results/recorded_h200.json`."""
@@ -78,6 +104,7 @@ def main() -> None:
     figures["one launch or four: steps 1, 2, 3, 5"] = {
         title: {**_rows(_CHAIN, name)[0], "fastest_of_them": _fastest_chain(name)} for title, name in CHAINS.items()
     }
+    figures["cycles against other clocks"] = {name: _rows(_CLOCKS, name)[0] for name in SWEEPS}
     print(record("recorded_h200", figures))
 
 
@@ -87,13 +114,14 @@ def _fastest_chain(sweep: str) -> str:
 
 
 def _rows(query: str, sweep: str) -> list[dict[str, Any]]:
-    """Rows of a query over one recorded sweep; numbers to three decimals."""
-    tables = {name: str(ASSETS / sweep / "tables" / name / "*.parquet") for name in ("trials", "blocks", "kernels")}
+    """Rows of a query over one recorded sweep; numbers to four decimals."""
+    names_of_tables = ("trials", "blocks", "cycles", "kernels")
+    tables = {name: str(ASSETS / sweep / "tables" / name / "*.parquet") for name in names_of_tables}
     used = {name: path for name, path in tables.items() if f"${name}" in query}
     result = duckdb.execute(query, used)
     names = [column[0] for column in result.description]
     return [
-        {name: round(value, 3) if isinstance(value, float) else value for name, value in zip(names, row, strict=True)}
+        {name: round(value, 4) if isinstance(value, float) else value for name, value in zip(names, row, strict=True)}
         for row in result.fetchall()
     ]
 
