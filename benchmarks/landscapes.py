@@ -14,7 +14,7 @@ from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile,
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec import SearchSpec, SweepSpec, parse_spec
 
 Values = Mapping[Configuration, float]
 
@@ -115,12 +115,12 @@ def _simulated_truth(landscape: Landscape, seed: int) -> Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One recorded sweep: its own space, or without some step counts."""
+    """One recorded sweep and its space, or a part of it."""
 
     name: str
     recording: str
     """A folder below `tests/assets`."""
-    without_steps: tuple[int, ...] = ()
+    part: Callable[[SearchSpec], SearchSpec] = lambda search: search
     replicates: int = 1
     holds: bool | None = None
 
@@ -136,10 +136,11 @@ class Replay:
             f"study: {{max_replicates: {self.replicates}}}\n"
             "control: {every: 0, incumbent: false}\n"
         )
-        steps = tuple(each for each in recorded.search.num_steps if each not in self.without_steps)
+        replayed = parse_spec(text, source=self.name)
         return replace(
-            parse_spec(text, source=self.name),
-            search=replace(recorded.search, num_steps=steps),
+            replayed,
+            search=self.part(recorded.search),
+            nccl_sets=recorded.nccl_sets,
             drafters=recorded.drafters,
             workload=recorded.workload,
         )
@@ -218,6 +219,15 @@ def _uneven_launches(profile: MachineProfile) -> MachineProfile:
     return replace(profile, noise=replace(profile.noise, launch=0.01, block=0.005))
 
 
+def _drafting(search: SearchSpec) -> SearchSpec:
+    return replace(search, num_steps=tuple(each for each in search.num_steps if each))
+
+
+def _by_nccl_alone(search: SearchSpec) -> SearchSpec:
+    """SGLang's own all-reduce, which no NCCL set can change, was recorded with few of the sets."""
+    return replace(search, args={"disable-custom-all-reduce": (True,)})
+
+
 _INERT = "[default, founding-six, ll, p2p-sys, channels, threads, buffer, no-infiniband]"
 _PCIE, _TURIN, _H200 = "rtx-pro-6000-pcie-x8", "rtx-pro-6000-turin-x8", "h200-nvlink-x8"
 _H200_SEARCH = """num_steps: [0, 1, 2, 3, 4, 5, 6, 7]
@@ -253,7 +263,8 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         _turin("broken-launches", holds=False, bend=_uneven_launches),
         Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
         Replay(name="h200-replay", recording="h200_kimi_mini_v1"),
-        Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", without_steps=(0,), replicates=4),
+        Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", part=_drafting, replicates=4),
         Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", replicates=4),
+        Replay(name="h200-replay-nccl", recording="h200_x2_nccl_v1", part=_by_nccl_alone, replicates=2),
     )
 }
