@@ -11,6 +11,7 @@ from statistics import fmean
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.engines.recording import Recording
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.space import Configuration, Space
@@ -147,32 +148,30 @@ class Replay:
 
     def engine(self, spec: SweepSpec, *, seed: int) -> ReplayEngine:
         """See `Landscape`."""
-        return ReplayEngine(spec, seed=seed)
+        return ReplayEngine(spec, seed=seed, recording=self._read)
 
     def truth(self, seed: int) -> Values:
         """What each configuration was recorded at; the same for every seed."""
         return self._recorded
 
+    @cached_property
+    def _read(self) -> Recording:
+        return Recording(ASSETS / self.recording, self.spec.workload.concurrency)
+
     def launch_s(self, configuration: Configuration) -> float:
         """Median GPU seconds of a recorded launch and stop; a replayed trace takes no time."""
-        return sum(self._engine.recording.boot_s.values()) + self._engine.recording.stop_s
+        return sum(self._read.boot_s.values()) + self._read.stop_s
 
     def block_s(self, configuration: Configuration) -> float:
         """Mean seconds of a recorded block."""
-        return fmean(
-            row["wall_s"] for row in self._engine.recording.configurations[configuration.configuration_id].blocks
-        )
-
-    @cached_property
-    def _engine(self) -> ReplayEngine:
-        return self.engine(self.spec, seed=0)
+        return fmean(row["wall_s"] for row in self._read.configurations[configuration.configuration_id].blocks)
 
     @cached_property
     def _recorded(self) -> Values:
-        values = {}
+        engine, values = self.engine(self.spec, seed=0), {}
         for member in Space(self.spec).configurations():
             try:
-                values[member] = self._engine.tok_s(member)
+                values[member] = engine.tok_s(member)
             except EngineError:
                 continue
         return values

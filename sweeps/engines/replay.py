@@ -28,15 +28,19 @@ _BOOT = ("launch", "weight_load", "capture")
 
 
 class ReplayEngine:
-    """Raises SpecError without `engine.recording`, TableError where that is no recording."""
+    """Raises SpecError without `engine.recording`, TableError where that is no recording.
+
+    Args:
+        recording: that folder, already read: for benchmarks, which start many engines on it.
+    """
 
     name = "replay"
 
-    def __init__(self, spec: SweepSpec, *, seed: int | None = None) -> None:
+    def __init__(self, spec: SweepSpec, *, seed: int | None = None, recording: Recording | None = None) -> None:
         if spec.engine.recording is None:
             raise SpecError("engine.recording: the replay engine needs the results folder of a recorded sweep")
         self.spec = spec
-        self.recording = Recording(Path(spec.engine.recording), spec.workload.concurrency)
+        self.recording = recording or Recording(Path(spec.engine.recording), spec.workload.concurrency)
         self._seed = spec.study.seed if seed is None else seed
         self._clock_s = 0.0
         self._launches = 0
