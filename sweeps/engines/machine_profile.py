@@ -155,6 +155,10 @@ class Noise:
     cold_tau_s: float
     drift_per_hour: float = 0.0
     """Linear slowing, for landscapes."""
+    drafting_launch: float = 0.0
+    """Launch to launch where drafts are made, beside `launch`: a small model's drafting waits for the host."""
+    drafting_block: float = 0.0
+    """Block to block where drafts are made, beside `block`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,8 +43,8 @@ class _Server:
     launch_key: str
     step_candidates: tuple[int, ...]
     number: int
-    slowdown: float
-    """Of this launch, against the machine's mean."""
+    luck: float
+    """Of this launch, against the machine's mean, in standard deviations."""
     blocks_run: int = 0
 
 
@@ -111,7 +111,7 @@ class SimulatedEngine:
             launch_key=configuration.launch_key(switch_in_place=self.spec.engine.switch_in_place),
             step_candidates=step_candidates,
             number=number,
-            slowdown=math.exp(self.profile.noise.launch * self.spec.engine.noise * draw),
+            luck=float(draw),
         )
         return replace(self._report(configuration, step_candidates), boot_s=boot_s)
 
@@ -216,10 +216,12 @@ class SimulatedEngine:
         warming = 1.0 + noise.warmup * math.exp(-server.blocks_run)
         heating = 1.0 - noise.cold * math.exp(-self._clock_s / noise.cold_tau_s)
         drift = 1.0 + noise.drift_per_hour * self._clock_s / 3600.0
-        block = math.exp(noise.block * scale * rng.standard_normal())
+        drafting = 1.0 if server.configuration.speculates else 0.0
+        launch = math.exp(math.hypot(noise.launch, drafting * noise.drafting_launch) * scale * server.luck)
+        block = math.exp(math.hypot(noise.block, drafting * noise.drafting_block) * scale * rng.standard_normal())
         return Conditions(
             started_s=self._clock_s,
-            slowdown=server.slowdown * block * warming * heating * drift,
+            slowdown=launch * block * warming * heating * drift,
             difficulty=spread * scale * self._difficulty(index, warmup=warmup) / math.sqrt(prompts),
             verify_jitter=noise.verify_cycle * scale,
             other_jitter=noise.other_cycle * scale,
