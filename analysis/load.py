@@ -17,7 +17,6 @@ _IMPOSSIBLY_SLOW_TOK_S = 1e-3
 _CLOCK_TOLERANCE = 0.02
 _CROWDED = 0.6
 """Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
-_LOST_GRADES = ("not_seen", "overridden")
 _SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
 
 _BLOCK_RULES: Mapping[str, pl.Expr] = {
@@ -205,7 +204,9 @@ def _measured_again(row: Mapping[str, Any], latest: pl.DataFrame) -> tuple[str, 
 
 
 def _lost_settings(evidence: pl.DataFrame) -> dict[str, str]:
-    lost = evidence.filter(pl.col("grade").is_in(_LOST_GRADES) & pl.col("requested").is_not_null())
+    arrived = pl.col("seen").eq_missing(pl.col("requested"))  # what nothing reads, though it arrived, is not lost
+    away = (pl.col("grade") == "overridden") | ((pl.col("grade") == "not_seen") & ~arrived)
+    lost = evidence.filter(away & pl.col("requested").is_not_null())
     return {
         row["trial_id"]: f"{row['setting']}: wanted {row['requested']}, seen {row['seen']} ({row['grade']})"
         for row in _rows(lost)

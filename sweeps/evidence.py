@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from sweeps.engines.base import Evidence, Grade
 from sweeps.env_sources import OVERRIDES, ConfFile
+from sweeps.nccl_catalogue import CATALOGUE
 from sweeps.nccl_log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
 
 DECODE_BYTES_AT_MOST = 1 << 20
@@ -115,6 +116,8 @@ def _grade_variable(
             grade="overridden",
             detail=f"NCCL refused the value, used {log.invalid[name]}",
         )
+    if row.read_by_nccl is None and name not in CATALOGUE:
+        return replace(row, grade="not_seen", detail="the process has it, but NCCL asks for no variable of this name")
     if row.read_by_nccl is None:
         return replace(row, detail="NCCL has not read it: misspelt value, or nothing on this path asks for it")
     grade, effective, detail = _acted_on(name, value, log, operations)

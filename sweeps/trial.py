@@ -22,8 +22,6 @@ from sweeps.summary import BlockSummary, summarise
 from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
 
-_NOT_EFFECTIVE_GRADES = frozenset({"not_seen", "overridden"})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialContext:
@@ -354,7 +352,7 @@ def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
 
     Measuring it would report "no effect" of something that was never there.
     """
-    lost = [seen for seen in evidence if seen.requested is not None and seen.grade in _NOT_EFFECTIVE_GRADES]
+    lost = [seen for seen in evidence if seen.requested is not None and _is_lost(seen)]
     if lost:
         first = lost[0]
         raise EngineError(
@@ -363,3 +361,8 @@ def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
             stage="first_request",
             kind="not_effective",
         )
+
+
+def _is_lost(setting: Evidence) -> bool:
+    """It did not arrive, or not as asked. A variable that arrived and that nothing reads is swept on purpose."""
+    return setting.grade == "overridden" or (setting.grade == "not_seen" and setting.seen != setting.requested)

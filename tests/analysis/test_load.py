@@ -61,6 +61,14 @@ def test_failed_invalid_and_not_effective_trials_are_excluded_with_their_reason(
     assert kinds["t0003"] == ("invalid_config", "pool 4 < 7")
 
 
+def test_what_arrived_and_is_read_by_nothing_still_takes_part(tmp_path):
+    root = write_sweep(tmp_path / "r", [CONTROL, EAGLE])
+    evidence = {"rank": 0, "setting": "env.NCCL_MISSPELT", "requested": "1", "seen": "1", "grade": "not_seen"}
+    keys = {"sweep_id": "s1", "trial_id": "t0001", "attempt": 1}
+    write_part(ResultsFolder(root), "evidence", [keys | evidence], trial_id="t0001", attempt=1)
+    assert load(root).trials["trial_id"].to_list() == ["t0000", "t0001"]
+
+
 def test_only_the_last_attempt_counts_but_all_attempts_cost(tmp_path):
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE])
     once = gpu_seconds(load(root))["weight_load"]

@@ -67,6 +67,11 @@ def test_what_nccl_has_not_read_is_not_effective() -> None:
     assert "has not read it" in str(row.detail)
 
 
+def test_a_variable_that_no_nccl_asks_for_is_not_seen_though_the_process_has_it() -> None:
+    row = grade("NCCL_MAX_NCHANELS", "16", "16", NcclLog())
+    assert (row.grade, row.seen, row.read_by_nccl) == ("not_seen", "16", None)
+
+
 def test_a_refused_value() -> None:
     log = read("NCCL_NTHREADS", "x", invalid={"NCCL_NTHREADS": "-2"})
     row = grade("NCCL_NTHREADS", "x", "x", log)

@@ -271,6 +271,14 @@ def test_a_setting_that_did_not_arrive_is_never_measured(
         assert "block" not in engine.calls
 
 
+def test_a_variable_that_arrived_and_that_nothing_reads_is_measured(held: HeldEngine, context: TrialContext) -> None:
+    assert isinstance(held.engine, StubEngine)
+    held.engine.evidence = (
+        Evidence(rank=0, setting="env.NCCL_MAX_NCHANELS", requested="16", seen="16", effective=None, grade="not_seen"),
+    )
+    assert run(held, plan(CHAIN[2], SPACE), context).status == "completed"
+
+
 def test_a_value_of_this_version_that_is_no_engine_error_is_not_swallowed(
     held: HeldEngine, context: TrialContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
