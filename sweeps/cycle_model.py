@@ -310,10 +310,11 @@ class CycleModel:
 def _at_depth(curve: Floats, depths: Floats) -> Floats:
     """Accept length by step count, (positions, draws), between two steps."""
     whole = np.concatenate([np.ones((1, curve.shape[1])), curve])
-    below = np.minimum(depths.astype(int), curve.shape[0] - 1)
-    part = (depths - below)[:, None]
+    distinct, places = np.unique(depths, return_inverse=True)
+    below = np.minimum(distinct.astype(int), curve.shape[0] - 1)
+    part = (distinct - below)[:, None]
     between: Floats = whole[below] * (1.0 - part) + whole[below + 1] * part
-    return between
+    return between[places]
 
 
 def _prior_draw(model: FactorModel, draws: int, rng: np.random.Generator) -> Floats:

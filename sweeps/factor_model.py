@@ -133,7 +133,12 @@ class FactorModel:
         fresh = self._fresh(draws, rng)
         fresh *= spread.astype(np.float32)
         fresh[list(places)] = 0.0
-        values += fresh * np.abs(values) if self.multiplies else fresh
+        if self.multiplies:
+            size = np.abs(values)
+            size *= fresh
+            values += size
+        else:
+            values += fresh
         values[list(places)] += np.concatenate(deviations, axis=1)[:, :draws]
         values *= fitted.unit  # in place here and above: allocation is most of a decision over thousands
         return values
