@@ -111,6 +111,7 @@ def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -
         "certificate_where_assumptions_hold": _certificate(certified),
         "certificate_everywhere": _certificate([run for run in ours if run.certified]),
         "best_pruned": _share(run.best_pruned for run in ours),
+        "decisions_in_the_largest_space": _decisions(landscapes),
         "targets": TARGETS,
     }
 
@@ -157,6 +158,16 @@ def _policy(runs: Sequence[Run]) -> dict[str, Any]:
         **_times("suggest", [each for run in runs for each in run.suggest_ms]),
         **_times("prune", [each for run in runs for each in run.prune_ms]),
         **_certificate([run for run in runs if run.certified]),
+    }
+
+
+def _decisions(landscapes: Mapping[str, Any]) -> dict[str, Any]:
+    """CPU milliseconds of our decisions where there are most configurations."""
+    largest = max(landscapes.values(), key=lambda entry: entry["configurations"])
+    ours = largest["policies"]["switch_in_place"][OURS]
+    return {
+        "configurations": largest["configurations"],
+        **{name: value for name, value in ours.items() if name.endswith("_ms")},
     }
 
 
