@@ -22,6 +22,7 @@ LAYERS = {
     "sweeps.mixed_acceptance": 2,
     "sweeps.resume": 2,
     "sweeps.cycle_search": 2,
+    "sweeps.cycle_estimator": 2,
     "sweeps.cycle_model": 2,
     "sweeps.cycle_influence": 2,
     "sweeps.acceptance_model": 2,
