@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +34,34 @@ def connect(engine: EngineSpec, resources: ResourceSpec) -> None:
         ray.init(log_to_driver=False)
         return
     virtual = engine.kind in _VIRTUAL_ENGINES
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, int(resources.cpus) + 1),
-        num_gpus=resources.gpus if virtual else None,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-    )
+    with _group_of_their_own():
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, int(resources.cpus) + 1),
+            num_gpus=resources.gpus if virtual else None,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 2**20,
+        )
+
+
+@contextmanager
+def _group_of_their_own() -> Iterator[None]:
+    """Processes started inside get a process group of their own.
+
+    `timeout`, Slurm and a terminal signal the whole group of the command. Ray would die of it at once, and the driver
+    would wait a minute for it instead of ending its sweep. A session's leader cannot leave its group and starts as is.
+    """
+    if os.getsid(0) == os.getpid():
+        yield
+        return
+    before = os.getpgrp()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0) as leader:
+        os.setpgid(0, leader.pid)
+        try:
+            yield
+        finally:
+            os.setpgid(0, before)
 
 
 def suitable_nodes(resources: ResourceSpec) -> list[dict[str, Any]]:

@@ -189,6 +189,21 @@ class TestDryRun:
 
 
 @pytest.mark.ray
+def test_a_signal_to_the_whole_group_ends_the_sweep_and_not_ray_first(spec: Path, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(command(spec, "--results", root), cwd=ROOT, stdout=log, stderr=log, process_group=0)
+        try:
+            wait_until(lambda: num_trials(root) >= 2, driver)
+            os.killpg(driver.pid, signal.SIGTERM)  # as `timeout` does
+            code = driver.wait(timeout=40)  # without its GCS a Ray driver gives up after 60 s
+        finally:
+            driver.kill()
+            driver.wait()
+    assert code == 130, (tmp_path / "log").read_text(encoding="utf-8")
+
+
+@pytest.mark.ray
 def test_a_killed_driver_loses_no_finished_trial(spec: Path, tmp_path: Path) -> None:
     root = tmp_path / "results"
     with (tmp_path / "log").open("wb") as log:
