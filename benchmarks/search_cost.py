@@ -92,12 +92,8 @@ def _take_from(site: str) -> None:
 def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -> dict[str, Any]:
     """The figures of every landscape, and what they come to."""
     landscapes = {name: _landscape(LANDSCAPES[name], policies, results) for name in names}
-    certified = [
-        run
-        for (name, policy, _), runs in results.items()
-        if policy == OURS and LANDSCAPES[name].holds
-        for run in runs
-        if run.certified
+    holds = [
+        run for (name, policy, _), runs in results.items() if policy == OURS and LANDSCAPES[name].holds for run in runs
     ]
     ours = [run for (_, policy, _), runs in results.items() if policy == OURS for run in runs]
     left_out = {name: "was not asked for" for name in POLICIES if name not in policies} | not_available()
@@ -108,8 +104,9 @@ def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -
         },
         "not_run": left_out,
         "landscapes": landscapes,
-        "certificate_where_assumptions_hold": _certificate(certified),
+        "certificate_where_assumptions_hold": _certificate([run for run in holds if run.certified]),
         "certificate_everywhere": _certificate([run for run in ours if run.certified]),
+        "best_pruned_where_assumptions_hold": _share(run.best_pruned for run in holds),
         "best_pruned": _share(run.best_pruned for run in ours),
         "decisions_in_the_largest_space": _decisions(landscapes),
         "targets": TARGETS,
