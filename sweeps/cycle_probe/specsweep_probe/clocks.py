@@ -11,9 +11,7 @@ class HostClock:
     """A mark is `perf_counter_ns`. Exact on a CPU, where a call returns when its work is done."""
 
     kind = "host"
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
+    mark = staticmethod(time.perf_counter_ns)
 
     def elapsed_ms(self, start: int, end: int) -> float:
         return (end - start) / 1e6
