@@ -9,17 +9,24 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from sweeps.engines.base import EngineError
+from sweeps.engines.expected_cycle import intervened
 from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.engines.nccl_choice import all_reduce_us, choose
 from sweeps.engines.recording import Recording
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.space import Configuration, Space
-from sweeps.spec import SearchSpec, SweepSpec, parse_spec
+from sweeps.spec import DEFAULT_NCCL_SET, SearchSpec, SweepSpec, parse_spec
 
 Values = Mapping[Configuration, float]
 
 ASSETS = Path(__file__).parents[1] / "tests" / "assets"
+TABLE_TOKENS = (1, 2, 3, 4, 6, 8, 16)
 TURIN_SETS = """
   p2p-sys: {NCCL_P2P_LEVEL: SYS}
   ll: {NCCL_PROTO: LL}
@@ -98,6 +105,24 @@ class Landscape:
         tok_s = self._typical.expected(configuration).tok_s
         return prefill_ms / 1000.0 + workload.output_tokens / tok_s
 
+    def all_reduce_table(self, seed: int) -> pa.Table | None:
+        """As `ray_jobs.allreduce_table` would find this machine's NCCL; launches of a set differ as on two H200."""
+        if not self.spec.nccl_sets:
+            return None
+        rng, rows = np.random.default_rng((seed, 0xA11)), []
+        for name, variables in {DEFAULT_NCCL_SET: {}, **self.spec.nccl_sets}.items():
+            settings = intervened(self.profile, {f"env.{each}": value for each, value in variables.items()})
+            launch = float(np.exp(rng.normal(0.0, 0.03)))
+            for tokens in TABLE_TOKENS:
+                size = tokens * self.profile.forward.message_bytes_per_token
+                try:
+                    choice = choose(self.profile.nccl, settings, message_bytes=size)
+                except EngineError:
+                    break
+                us = launch * all_reduce_us(self.profile.nccl, choice, message_bytes=size)
+                rows.append({"set": name, "outcome": "ok", "tokens": tokens, "mode": "graph", "us_median": us})
+        return pa.Table.from_pylist(rows)
+
     @cached_property
     def _typical(self) -> SimulatedEngine:
         return self.engine(self.spec, seed=0)
@@ -124,6 +149,8 @@ class Replay:
     part: Callable[[SearchSpec], SearchSpec] = lambda search: search
     replicates: int = 1
     holds: bool | None = None
+    table: str | None = None
+    """A folder below `tests/assets` with an all-reduce table."""
 
     @cached_property
     def spec(self) -> SweepSpec:
@@ -157,6 +184,12 @@ class Replay:
     @cached_property
     def _read(self) -> Recording:
         return Recording(ASSETS / self.recording, self.spec.workload.concurrency)
+
+    def all_reduce_table(self, seed: int) -> pa.Table | None:
+        """As recorded on the same host, where it was."""
+        if self.table is None:
+            return None
+        return pq.read_table(ASSETS / self.table / "allreduce.parquet")
 
     def launch_s(self, configuration: Configuration) -> float:
         """Median GPU seconds of a recorded launch and stop; a replayed trace takes no time."""
@@ -264,6 +297,12 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         Replay(name="h200-replay", recording="h200_kimi_mini_v1"),
         Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", part=_drafting, replicates=4),
         Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", replicates=4),
-        Replay(name="h200-replay-nccl", recording="h200_x2_nccl_v1", part=_by_nccl_alone, replicates=2),
+        Replay(
+            name="h200-replay-nccl",
+            recording="h200_x2_nccl_v1",
+            part=_by_nccl_alone,
+            replicates=2,
+            table="nccl_allreduce_h200_x2",
+        ),
     )
 }

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import optuna
+import pyarrow.parquet as pq
 
 from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime
@@ -33,8 +35,12 @@ class Policy:
     sampler: Choice
     pruner: Choice = _NO_PRUNER
     certifies: bool = False
+    table: bool = False
+    """Times the all-reduce of every NCCL set first, for TABLE_S each."""
 
 
+TABLE_S = 10.0
+"""Seconds of the GPUs per NCCL set and launch of the all-reduce table: 99 s for eleven on two H200."""
 POLICIES: Mapping[str, Policy] = {
     "random": Policy(Choice(name="random")),
     "tpe": Policy(Choice(name="tpe")),
@@ -44,6 +50,7 @@ POLICIES: Mapping[str, Policy] = {
     ),
     "tpe+wilcoxon": Policy(Choice(name="tpe"), Choice(name="wilcoxon", options={"p_threshold": 0.1})),
     "cycle_model": Policy(Choice(name="cycle_model"), Choice(name="cycle_bound"), certifies=True),
+    "cycle_model+table": Policy(Choice(name="cycle_model"), Choice(name="cycle_bound"), certifies=True, table=True),
 }
 BUDGET_LAUNCHES = 40
 """Every policy may use the GPU seconds of so many launches with all their blocks."""
@@ -92,6 +99,27 @@ def run_policy(
 ) -> Run:
     """One sweep on the virtual clock."""
     spec = _spec(landscape, policy, seed, switch_in_place=switch_in_place, stop=stop)
+    with TemporaryDirectory() as folder:
+        table = landscape.all_reduce_table(seed) if policy.table else None
+        if table is None:
+            return _run(landscape, spec, seed=seed, before_s=0.0)
+        pq.write_table(table, Path(folder) / "allreduce.parquet")
+        return _run(
+            landscape,
+            with_table(spec, Path(folder) / "allreduce.parquet"),
+            seed=seed,
+            before_s=TABLE_S * len(set(table["set"].to_pylist())),
+        )
+
+
+def with_table(spec: SweepSpec, path: Path) -> SweepSpec:
+    """The same sweep with the all-reduce table as a start."""
+    options = {**spec.study.sampler.options, "allreduce": str(path)}
+    return replace(spec, study=replace(spec.study, sampler=replace(spec.study.sampler, options=options)))
+
+
+def _run(landscape: Landscape | Replay, spec: SweepSpec, *, seed: int, before_s: float) -> Run:
+    """One sweep that began `before_s` after the clock."""
     space = Space(spec)
     engine = landscape.engine(spec, seed=seed)
     values = landscape.truth(seed)
@@ -108,7 +136,7 @@ def run_policy(
             began = time.thread_time()
             incumbent = study.incumbent  # refits the model, so that its cost is the decision's
             if incumbent is not None:
-                times.append(engine.now_s())
+                times.append(before_s + engine.now_s())
                 shortfalls.append(1.0 - values.get(incumbent, 0.0) / values[best])
             trial = study.ask()
             suggested.append(1000.0 * (time.thread_time() - began))
@@ -127,7 +155,7 @@ def run_policy(
     return Run(
         times_s=tuple(times),
         shortfalls=tuple(shortfalls),
-        ended_s=engine.now_s(),
+        ended_s=before_s + engine.now_s(),
         stop_reason=study.stop_reason or "",
         certified=(study.stop_reason or "").startswith("P("),
         best_pruned=best_pruned,

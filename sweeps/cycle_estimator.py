@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sweeps.allreduce_prior import AllReducePrior
 from sweeps.cycle_influence import Floats
 from sweeps.cycle_model import CycleModel, Posterior
 from sweeps.observations import Observation, Observations
@@ -71,9 +72,16 @@ class Estimator:
             _ESTIMATORS[observations] = cls(space, observations)
         return _ESTIMATORS[observations]
 
-    def configure(self, *, seed: int, influence: Mapping[str, Iterable[str]] | None, draws: int) -> None:
+    def configure(
+        self,
+        *,
+        seed: int,
+        influence: Mapping[str, Iterable[str]] | None,
+        draws: int,
+        prior: AllReducePrior | None = None,
+    ) -> None:
         self._draws = draws
-        self._model = CycleModel(self.space, influence=influence, seed=seed)
+        self._model = CycleModel(self.space, influence=influence, prior=prior, seed=seed)
 
     @property
     def model(self) -> CycleModel:
@@ -254,12 +262,19 @@ class Estimator:
         return max(measured, key=self._mean, default=None)
 
     def _first_chain(self, candidates: Sequence[Configuration]) -> Configuration | None:
-        """The largest step count at top-k 1, nearest to the control's other settings, if no chain was tried."""
+        """The largest step count at top-k 1, if no chain was tried: with the NCCL set that the all-reduce table
+        expects most of, else nearest to the control's other settings."""
         if any((seen.trial.configuration.eagle_topk or 0) == 1 for seen in self.observations):
             return None
         control = self.space.control
         chains = [member for member in candidates if member.eagle_topk == 1]
-        same = [member for member in chains if (member.nccl_env, member.args) == (control.nccl_env, control.args)]
+        expected = self.model.expected_ms(self.observations)
+        best_ms = 0.0 if expected is None else min((expected[self.model.row(each)] for each in chains), default=0.0)
+        if expected is not None and best_ms < 0.0:
+            chains = [member for member in chains if expected[self.model.row(member)] <= 0.98 * best_ms]
+            same = [member for member in chains if member.args == control.args]
+        else:
+            same = [member for member in chains if (member.nccl_env, member.args) == (control.nccl_env, control.args)]
         return max(same or chains, key=lambda member: member.num_steps, default=None)
 
     def _counts(self) -> dict[Configuration, int]:

@@ -63,6 +63,9 @@ LINES: Mapping[str, Callable[[Configuration], float]] = {
     "log_tokens": lambda c: math.log2(c.num_draft_tokens or 1) / 3.0,
 }
 
+EXPECTED = "expected"
+"""The line of what the all-reduce table adds to a forward, as a share of it; its slope: by how much the table is off."""
+
 _SMALL, _MIDDLE = (0.0005, 0.003, 0.02), (0.0005, 0.005, 0.05, 0.4)
 _NCCL = (0.0005, 0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
 
@@ -82,6 +85,7 @@ INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
         Term(levels=("args", "nccl"), scales=_MIDDLE, doubted=True),
         Term(levels=("env", "nccl"), scales=_MIDDLE, doubted=True),
         Term(levels=("nccl", "eagle_topk"), scales=(0.0005, 0.004, 0.03), doubted=True),
+        Term(lines=(EXPECTED,), scales=(0.1, 1.0)),
     ),
     "draft": (
         Term(),
@@ -141,13 +145,22 @@ class Design:
     """NCCL set -> its column of the plain `nccl` term, where there is one."""
 
 
-def design(terms: Iterable[Term], configurations: tuple[Configuration, ...]) -> Design:
-    """Build the columns of `terms`; a level that no two configurations differ in has none."""
+def design(
+    terms: Iterable[Term], configurations: tuple[Configuration, ...], *, expected: Floats | None = None
+) -> Design:
+    """Build the columns of `terms`; a level that no two configurations differ in has none.
+
+    Args:
+        expected: (configurations,) the line EXPECTED, where a term has it.
+    """
     kept: list[Term] = []
     blocks: list[Floats] = []
     nccl: dict[str, int] = {}
     for term in _expanded(terms, configurations):
-        line = np.array([math.prod(LINES[name](c) for name in term.lines) for c in configurations])
+        if term.lines == (EXPECTED,):
+            line = np.zeros(len(configurations)) if expected is None else expected
+        else:
+            line = np.array([math.prod(LINES[name](c) for name in term.lines) for c in configurations])
         keys = [tuple(level(c, name) for name in term.levels) for c in configurations]
         known = dict.fromkeys(keys)
         if (term.levels and len(known) < 2) or not line.any():

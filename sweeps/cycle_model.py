@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain as concatenated
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from sweeps.acceptance_model import ChainModel, length_error
+from sweeps.allreduce_prior import AllReducePrior, all_reduces
 from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of, level, tree_depth
 from sweeps.factor_model import FactorModel, Measurements
 from sweeps.observations import Finding, Observation, Observations
@@ -52,10 +53,12 @@ class CycleModel:
 
     Args:
         influence: factor -> dimensions that may change it, in place of the table's.
+        prior: what an all-reduce takes by NCCL set, where it was timed.
     """
 
     space: Space
     influence: Mapping[str, Iterable[str]] | None = None
+    prior: AllReducePrior | None = None
     seed: int = 0
     findings: list[Finding] = field(default_factory=list)
     members: tuple[Configuration, ...] = ()
@@ -70,6 +73,8 @@ class CycleModel:
     _tested: set[tuple[str, str, int]] = field(default_factory=set)
     _widened: set[Factor] = field(default_factory=set)
     _began_s: float = 0.0
+    _expected: Floats | None = None
+    """What the all-reduce table adds to each member's forward, as a share of it; once a trace told how often."""
     _rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
@@ -128,7 +133,7 @@ class CycleModel:
     # Factors
 
     def _build(self, factor: Factor) -> None:
-        own = design(self._terms[factor], self.members)
+        own = design(self._terms[factor], self.members, expected=self._expected if factor == "forward" else None)
         self._factors[factor] = FactorModel(own, multiplies=factor != "accept_length", particles=_PARTICLES[factor])
 
     def _fit_times(
@@ -145,14 +150,42 @@ class CycleModel:
         if not series:
             return np.zeros((len(self.members), draws))
         data = self._measurements(factor, series, launches)
+        expected = self.expected_ms(observations) if factor == "forward" else None
+        if expected is not None:
+            data = replace(data, values=data.values - expected[data.rows])
+            if self._expected is None:
+                self._expected = expected / float(np.median(data.values))
+                self._build(factor)
         model = self._factors[factor]
         model.fit(data, self._rng)
         if self._contradicted(factor, model, data, [seen for seen, _ in series]):
             self._factors[factor].fit(data, self._rng, sweeps=4)
         gain = _communication_ms(observations) if factor == "forward" else None
         drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
+        if expected is not None:
+            drawn += expected[:, None]
         floor = 0.2 * float(data.values.min())
         return np.maximum(drawn, floor, out=drawn)
+
+    def expected_ms(self, observations: Observations) -> Floats | None:
+        """What NCCL sets add to each member's forward by the all-reduce table; None without it or without a trace.
+
+        For members with the control's arguments alone: others may reduce by other means than the traced ones.
+        """
+        control = next(
+            (seen for seen in observations if seen.kernels and not seen.trial.configuration.speculates), None
+        )
+        if self.prior is None or control is None:
+            return None
+        calls, of_control = all_reduces(control.kernels), control.trial.configuration
+        return np.array(
+            [
+                calls * self.prior.difference_us(member.nccl_set, member.num_draft_tokens or 1) / 1000.0
+                if (member.args, member.env) == (of_control.args, of_control.env)
+                else 0.0
+                for member in self.members
+            ]
+        )
 
     def _measurements(
         self, factor: Factor, series: list[tuple[Observation, Floats]], launches: Mapping[str, int]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -19,6 +20,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from scipy.stats import norm, wilcoxon
 
+from sweeps.allreduce_prior import read_prior
 from sweeps.cycle_estimator import Estimator
 from sweeps.observations import Decision, Finding, Observation, Observations, block_value
 from sweeps.space import Configuration, Space
@@ -30,7 +32,11 @@ class CycleModelSampler(BaseSampler):  # type: ignore[misc]
     Args:
         influence: factor (`forward`, `draft`, `rest`, `accept_length`) -> every dimension that may change it, in place
             of the table in `cycle_influence`.
+        allreduce: `allreduce.parquet` of `ray_jobs.allreduce_table` with this spec's sets, timed on this machine at
+            this model's bytes a token: where NCCL sets start from.
         draws: posterior draws per decision.
+
+    Raises SpecError for a table that cannot be read.
     """
 
     def __init__(
@@ -40,11 +46,13 @@ class CycleModelSampler(BaseSampler):  # type: ignore[misc]
         *,
         seed: int | None = None,
         influence: Mapping[str, Iterable[str]] | None = None,
+        allreduce: str | None = None,
         draws: int = 256,
     ) -> None:
         self._space = space
         self._estimator = Estimator.of(space, observations)
-        self._estimator.configure(seed=seed or 0, influence=influence, draws=draws)
+        prior = read_prior(Path(allreduce)) if allreduce else None
+        self._estimator.configure(seed=seed or 0, influence=influence, draws=draws, prior=prior)
         self._random = optuna.samplers.RandomSampler(seed=seed)
         self._drained = 0
 

@@ -25,6 +25,7 @@ LAYERS = {
     "sweeps.cycle_estimator": 2,
     "sweeps.cycle_model": 2,
     "sweeps.cycle_influence": 2,
+    "sweeps.allreduce_prior": 2,
     "sweeps.acceptance_model": 2,
     "sweeps.factor_model": 2,
     "sweeps.engines": 2,

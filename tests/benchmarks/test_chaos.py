@@ -10,7 +10,7 @@ from sweeps.tables import TABLES, ResultsFolder, write_part
 from tests import stub_server
 
 BLANK = {field.name: None for field in TABLES["trials"] if field.nullable}
-ROW = {
+ROW: dict[str, object] = {
     **BLANK,
     **{name: 0.0 for name in TABLES["trials"].names if name.endswith("_s")},
     "sweep_id": "s",

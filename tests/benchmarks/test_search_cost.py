@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from benchmarks.landscapes import LANDSCAPES, Replay
+from benchmarks.landscapes import LANDSCAPES, Landscape, Replay
+from benchmarks.policies import POLICIES as ALL_POLICIES
 from benchmarks.policies import Policy, Run, run_policy
-from benchmarks.search_cost import OURS, gather, lines, not_available, summarise
+from benchmarks.search_cost import OURS, OURS_WITH_TABLE, gather, lines, not_available, summarise
 from sweeps.space import Space
 from sweeps.spec import Choice
 
@@ -90,3 +93,34 @@ def test_a_recorded_sweep_is_a_landscape() -> None:
     assert run.trials > len(values)
     assert run.final == 0.0
     assert run.ended_s > landscape.launch_s(max(values, key=values.__getitem__))
+
+
+class Misled(Landscape):
+    """Its table says the opposite of what its NCCL does."""
+
+    def all_reduce_table(self, seed: int) -> pa.Table | None:
+        table = super().all_reduce_table(seed)
+        assert table is not None
+        at = table.schema.get_field_index("us_median")
+        return table.set_column(at, "us_median", pc.divide(10_000.0, table["us_median"]))
+
+
+def test_an_all_reduce_table_leads_to_the_best_set_at_once() -> None:
+    with_table, without = (
+        run_policy(LANDSCAPES["turin"], ALL_POLICIES[name], seed=0, switch_in_place=True)
+        for name in (OURS_WITH_TABLE, OURS)
+    )
+    assert with_table.within_s() < 0.8 * without.within_s()
+    assert with_table.final <= 0.01
+
+
+def test_a_table_that_misleads_is_overruled_by_what_trials_measure() -> None:
+    turin = LANDSCAPES["turin"]
+    assert isinstance(turin, Landscape)
+    misled = Misled(name="misled", machine=turin.machine, search=turin.search, sets=turin.sets)
+    runs = [run_policy(misled, ALL_POLICIES[OURS_WITH_TABLE], seed=seed, switch_in_place=True) for seed in range(2)]
+    assert all(run.final <= 0.02 for run in runs)
+
+
+def test_a_landscape_without_nccl_sets_needs_no_table() -> None:
+    assert LANDSCAPES["h200-replay"].all_reduce_table(0) is None

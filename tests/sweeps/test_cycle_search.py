@@ -62,6 +62,11 @@ def test_the_control_comes_first_and_then_the_largest_chain() -> None:
     assert (second.num_steps, second.eagle_topk, second.nccl_set) == (7, 1, "default")
 
 
+def test_a_table_that_cannot_be_read_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SpecError, match="allreduce: wanted"):
+        study_of("study: {sampler: {name: cycle_model, options: {allreduce: absent.parquet}}}\n")
+
+
 def test_it_finds_the_best_and_stops_by_itself_before_the_grid() -> None:
     study, rng, measured = study_of(), np.random.default_rng(0), []
     while study.stop_reason is None:
