@@ -64,7 +64,7 @@ LINES: Mapping[str, Callable[[Configuration], float]] = {
 }
 
 EXPECTED = "expected"
-"""The line of what the all-reduce table adds to a forward, as a share of it; its slope: by how much the table is off."""
+"""The line of what the all-reduce table adds to a forward, as a share of it; its slope is how far the table is off."""
 
 _SMALL, _MIDDLE = (0.0005, 0.003, 0.02), (0.0005, 0.005, 0.05, 0.4)
 _NCCL = (0.0005, 0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
