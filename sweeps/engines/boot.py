@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from sweeps.engines.server_log import diagnose, stage_reached, startup_timings
 from sweeps.spec import Deadlines
 
 _POLL_S = 0.1
+_FIRST_PORT, _TRIES = 20000, 50
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Boot:
@@ -77,11 +80,28 @@ def stopped(stage: Stage) -> EngineError:
 
 
 def free_port() -> int:
-    """A TCP port that the OS calls free right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that can be bound now, outside the range that the OS gives to connections.
+
+    A server binds it a minute or more later. By then any connection of the machine may have been given a port that was
+    free at first (seen on a node where Ray and another server started meanwhile).
+    """
+    reserved = range(_FIRST_PORT, _first_ephemeral_port())
+    for port in (*random.sample(reserved, min(_TRIES, len(reserved))), 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            bound: int = probe.getsockname()[1]
+            return bound
+    raise EngineError("no TCP port is free on this machine", stage="load", kind="engine_unavailable")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(_EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return _FIRST_PORT
 
 
 def prove_closed(port: int) -> None:

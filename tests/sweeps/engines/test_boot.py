@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,15 @@ def test_a_port_that_somebody_still_holds_is_named() -> None:
 
 def test_a_free_port_is_closed() -> None:
     prove_closed(free_port())
+
+
+def test_a_servers_port_is_none_that_a_connection_could_be_given_meanwhile() -> None:
+    first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    assert all(20000 <= free_port() < int(first) for _ in range(50))
+
+
+def test_a_taken_port_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        taken = held.getsockname()[1]
+        monkeypatch.setattr("sweeps.engines.boot.random.sample", lambda ports, count: [taken])
+        assert free_port() != taken

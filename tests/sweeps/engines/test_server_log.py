@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.engines.base import TRANSIENT_KINDS
 from sweeps.engines.server_log import diagnose, log_tail, resolved_arguments, stage_reached, startup_timings
 
 LOGS = Path(__file__).parents[2] / "assets" / "server_logs"
@@ -213,3 +214,14 @@ def test_a_model_that_cannot_be_imported_is_not_why_a_rank_was_killed() -> None:
     )
 
     assert diagnose(text, returncode=-9, stage="measure").kind == "host_oom"
+
+
+def test_a_port_that_another_took_is_named_and_worth_a_second_try() -> None:
+    taken = (
+        "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 28999): address already in use"
+    )
+    text = STARTED + log(taken, "INFO:     Waiting for application shutdown.", "kill_process_tree called: parent_pid=7")
+    found = diagnose(text, returncode=3)
+    assert "('127.0.0.1', 28999): address already in use" in found.message
+    assert found.kind == "crash"
+    assert "crash" in TRANSIENT_KINDS
