@@ -250,8 +250,10 @@ def _first_cause(text: str, *, ended: bool) -> _Line | None:
             line
             for line in _lines(text)
             if re.search(r"while attempting to bind on address", line.text)
-            or not line.stamped  # SGLang logs `...: No module named 'vllm'` about models that nobody serves
-            and re.search(r"^[\w./ -]+: (error: |No module named |.*command not found)", line.text)
+            or (
+                not line.stamped  # SGLang logs `...: No module named 'vllm'` about models that nobody serves
+                and re.search(r"^[\w./ -]+: (error: |No module named |.*command not found)", line.text)
+            )
         ),
         None,
     )
