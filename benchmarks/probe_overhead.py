@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ import pyarrow.compute as pc
 from scipy import stats
 
 from benchmarks.record import record
+from sweeps.engines.base import EngineError
 from sweeps.engines.kernel_trace import TracedCycle, TraceError, read_cycles, read_when_whole, trace_files
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.space import Configuration, Space
@@ -51,6 +53,9 @@ def main() -> None:
         try:
             traces = arguments.traces or Path(folder) / "traces"
             figures = measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces)
+        except EngineError as error:
+            print(error.log_tail or "", file=sys.stderr)  # its log goes with the temporary folder
+            raise
         finally:
             engine.close()
     print(record(arguments.name, figures))
