@@ -38,9 +38,9 @@ SGLang's own profiler over the same cycles.""",
 CUDA events, the profiler's spans reach from a phase's first kernel to its last. What a mark has before the first kernel
 (the GPU waits for a host that the profiler slows) is in the probe's time and not in the span's.""",
     "search_cost": """GPU seconds until the incumbent is, and stays, within 1 % of the best configuration, by policy and
-landscape. Virtual clock; simulated numbers, and recorded ones where a landscape is a replay. The lower bound is one launch
-of the control and one of the best. `cycle_model+table` starts from an all-reduce table, whose seconds count (10 for each
-NCCL set and launch, as measured on two H200).""",
+landscape. Virtual clock; simulated numbers, and recorded ones where a landscape is a replay. The lower bound is one
+launch of the control and one of the best. `cycle_model+table` starts from an all-reduce table, whose seconds count (10
+for each NCCL set and launch, as measured on two H200).""",
 }
 
 
