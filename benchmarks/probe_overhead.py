@@ -17,7 +17,7 @@ import itertools
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from scipy import stats
 
 from benchmarks.record import record
@@ -52,19 +53,26 @@ def main() -> None:
         engine = SGLangEngine(spec, logs=Path(folder))
         try:
             traces = arguments.traces or Path(folder) / "traces"
-            figures = measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces)
+            figures: dict[str, object] = {}
+            for part in measure(engine, spec, num_fours=math.ceil(arguments.requests / 2), traces=traces):
+                for name, value in part.items():
+                    print(f"{name}: {value}", flush=True)
+                figures |= part
         except EngineError as error:
             print(error.log_tail or "", file=sys.stderr)  # its log goes with the temporary folder
             raise
         finally:
             engine.close()
     print(record(arguments.name, figures))
-    for name, value in figures.items():
-        print(f"{name}: {value}")
 
 
-def measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> dict[str, object]:
-    """All figures of the spec's first speculative configuration; the profiler's traces stay in `traces`."""
+def measure(
+    engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path
+) -> Iterator[Mapping[str, object]]:
+    """Figures of the spec's first speculative configuration, as they come: what stands if a later part fails.
+
+    The profiler's traces and the probe's cycles beside them stay in `traces`.
+    """
     configuration = _configuration(spec)
     report = engine.launch(configuration)
     blocks = _single_requests(spec)
@@ -73,16 +81,16 @@ def measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Pa
     turns = zip(itertools.cycle(blocks), itertools.cycle(ORDERS), strict=False)
     fours = [_four(engine, block, order) for block, order in itertools.islice(turns, num_fours)]
     engine.record_cycles(on=True)
-    return {
+    yield {
         "engine": f"SGLang {report.version}",
         "machine": report.machine,
         "configuration": configuration.label,
         "requests_each": 2 * num_fours,
         "output_tokens": spec.workload.output_tokens,
         **_ratio(np.array(fours)),
-        **_sums(engine, blocks[:SUM_BLOCKS]),
-        "against_profiler": _against_profiler(engine, blocks[0], traces),
     }
+    yield _sums(engine, blocks[:SUM_BLOCKS])
+    yield {"against_profiler": _against_profiler(engine, blocks[0], traces)}
 
 
 def _configuration(spec: SweepSpec) -> Configuration:
@@ -157,11 +165,13 @@ def _first_rank(cycles: pa.Table) -> dict[str, np.ndarray]:
 def _against_profiler(engine: SGLangEngine, block: Block, folder: Path) -> dict[str, object]:
     """Phase means of probe and profiler over the cycles that both saw; a reason where the trace has none."""
     block = replace(block, output_tokens=TRACED_CYCLES + 16)
-    cycles = _first_rank(engine.profile(block, folder, num_steps=TRACED_CYCLES))
+    folder.mkdir(parents=True, exist_ok=True)
+    recorded = engine.profile(block, folder, num_steps=TRACED_CYCLES)
+    pq.write_table(recorded, folder / "cycles.parquet")
     traced = read_when_whole(folder, read_cycles, timeout_s=120.0, is_gone=lambda: False)
     if traced is None:
         return {"reason": _why_unread(folder)}
-    return compare_phases(cycles, traced)
+    return compare_phases(_first_rank(recorded), traced)
 
 
 def _why_unread(folder: Path) -> str:

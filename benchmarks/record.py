@@ -42,4 +42,5 @@ def _machine() -> dict[str, object]:
 
 
 def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _VERSIONS_OF}
+    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    return {name: installed[name] for name in _VERSIONS_OF if name in installed}

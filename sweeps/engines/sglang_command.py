@@ -187,7 +187,8 @@ def child_environment(
     variables["SPECSWEEP_PROBE_DIR"] = str(probe.folder)
     variables["SPECSWEEP_PROBE_ENV"] = ",".join(sorted(requested))
     if num_ranks(spec, configuration) > 1 and "NCCL_DEBUG" not in variables:
-        variables |= _nccl_evidence(spec, configuration, probe.folder)
+        replays_graphs = server_arguments(spec, configuration).get("disable-cuda-graph") is not True
+        variables |= nccl_log_settings(probe.folder, replays_graphs=replays_graphs)
     if probe.num_steps is not None:
         variables["SPECSWEEP_PROBE_NUM_STEPS"] = str(probe.num_steps)
     if variables.get("SGLANG_PLUGINS"):
@@ -195,17 +196,14 @@ def child_environment(
     return ChildEnvironment(variables=variables, removed=removed)
 
 
-def _nccl_evidence(spec: SweepSpec, configuration: Configuration, folder: Path) -> dict[str, str]:
-    """NCCL's own account, one file per process; the same in every trial.
+def nccl_log_settings(folder: Path, *, replays_graphs: bool) -> dict[str, str]:
+    """NCCL's own account, one file per process in `folder`; the same in every trial.
 
     Per-operation lines come once, at capture, under CUDA graphs; without graphs they would come in every cycle.
     """
-    subsystems = "INIT,ENV,GRAPH,P2P,SHM"
-    if server_arguments(spec, configuration).get("disable-cuda-graph") is not True:
-        subsystems += ",TUNING"
     return {
         "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": subsystems,
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,P2P,SHM" + (",TUNING" if replays_graphs else ""),
         "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
     }
 
