@@ -14,10 +14,9 @@ from analysis.cells import Cells, cells
 from analysis.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.load import Results
 from analysis.spread import Spread, spread
-from analysis.unread import unread_variables
+from analysis.unread import NCCL_SERVED, unread_variables
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
-_NCCL_SERVED = ("nccl", "nccl_symmetric")
 _UNSET = "unset"
 _ENOUGH_DF = 4
 """Repeats of its own below which a phase borrows the spread of the whole cycle."""
@@ -282,7 +281,7 @@ def _not_exercised(results: Results, dimension: str, point: Point) -> str | None
         return None
     trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
     backends = set(trials["all_reduce"])
-    if not backends & {None, *_NCCL_SERVED}:
+    if not backends & set(NCCL_SERVED):
         return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
     unread = unread_variables(trials, results.evidence)
     if trials.height and len(unread) == trials.height:

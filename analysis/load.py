@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from analysis.served import corrections, with_served
 from analysis.unread import with_twins
 from sweeps.tables import ACTIVITIES, ResultsFolder, TableError, read_table
 
@@ -111,7 +112,9 @@ def load(root: Path) -> Results:
     for row in _rows(latest):
         if (why := _why_excluded(row, lost, has_blocks)) is not None:
             left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
-    trials = with_twins(_with_launches(latest), evidence).filter(~pl.col("trial_id").is_in(list(left_out)))
+    traced = _of(_frame(folder, "kernels"), latest)
+    launched = with_served(_with_launches(latest), traced)
+    trials = with_twins(launched, evidence).filter(~pl.col("trial_id").is_in(list(left_out)))
     all_blocks = all_blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
     blocks = all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))
     pruned = [
@@ -131,10 +134,10 @@ def load(root: Path) -> Results:
         all_blocks=all_blocks,
         concurrencies=concurrencies,
         anchors=_of(_frame(folder, "anchors"), trials),
-        kernels=_of(_frame(folder, "kernels"), trials),
+        kernels=_of(traced, trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
-        warnings=tuple(_warnings(latest, trials, all_blocks, evidence)),
+        warnings=(*_warnings(latest, trials, all_blocks, evidence), *corrections(latest, launched)),
     )
 
 

@@ -1,6 +1,7 @@
-"""NCCL sets that NCCL did not read: their servers are the default's again, whatever the set is called.
+"""NCCL sets that did not act: their servers are the default's again, whatever the set is called.
 
-A misspelt variable reaches the process and acts on nothing. Such a set says nothing about NCCL, and its launches are
+A misspelt variable reaches the process and NCCL reads nothing; or NCCL reads the set, and something else does the
+all-reduces (it may still gather the logits, once a cycle). Such a set says nothing about NCCL, and its launches are
 repeats: what they differ by from the default's is what launches differ by.
 """
 
@@ -11,6 +12,8 @@ from typing import Any
 
 import polars as pl
 
+NCCL_SERVED = (None, "nccl", "nccl_symmetric")
+"""Values of `all_reduce` where NCCL settings act, or may: None is not known."""
 _SAME = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "args", "env", "acceptance")
 
 
@@ -31,13 +34,14 @@ def unread_variables(trials: pl.DataFrame, evidence: pl.DataFrame) -> dict[str, 
 
 
 def with_twins(trials: pl.DataFrame, evidence: pl.DataFrame) -> pl.DataFrame:
-    """Add `twin`: the configuration that a trial repeats in fact; its own, except where NCCL did not read its set."""
+    """Add `twin`: the configuration that a trial repeats in fact; its own, except where its NCCL set did not act."""
     unread = unread_variables(trials, evidence)
-    rows = trials.select("trial_id", "configuration_id", "nccl_env", *_SAME).to_dicts()
+    rows = trials.select("trial_id", "configuration_id", "nccl_env", "all_reduce", *_SAME).to_dicts()
     plain = {_others(row): row["configuration_id"] for row in rows if not _settings(row["nccl_env"])}
+    idle = [row["trial_id"] in unread or row["all_reduce"] not in NCCL_SERVED for row in rows]
     twins = [
-        plain.get(_others(row), row["configuration_id"]) if row["trial_id"] in unread else row["configuration_id"]
-        for row in rows
+        plain.get(_others(row), row["configuration_id"]) if is_idle else row["configuration_id"]
+        for row, is_idle in zip(rows, idle, strict=True)
     ]
     return trials.with_columns(twin=pl.Series("twin", twins, dtype=pl.String))
 

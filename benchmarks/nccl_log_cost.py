@@ -35,7 +35,7 @@ LOGS = ("of_graphs", "without_operations")
 Medians = dict[tuple[str, int], float]
 
 
-class RanksFailed(RuntimeError):
+class RanksError(RuntimeError):
     """The ranks of one start did not measure everything."""
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(plan: RankPlan, *, pairs: int, env: Mapping[str, str], folder: Path) -> dict[str, object]:
-    """Ratio on to off by log, mode and tokens. Raises RanksFailed."""
+    """Ratio on to off by log, mode and tokens. Raises RanksError."""
     inherited = {name: value for name, value in env.items() if not name.startswith("NCCL_")}
     quiet = {**inherited, "OMP_NUM_THREADS": "1", **SERVER_DEFAULTS, "NCCL_DEBUG": "WARN"}
     settings = {log: nccl_log_settings(folder, replays_graphs=log == LOGS[0]) for log in LOGS}
@@ -89,7 +89,7 @@ def _medians(plan: RankPlan, env: Mapping[str, str], folder: Path) -> Medians:
     """Microseconds per all-reduce by mode and tokens, of one start of the ranks."""
     report = run_ranks(plan, env, folder / "ranks")
     if report.outcome != "ok":
-        raise RanksFailed(f"wanted every rank to measure, got {report.outcome}: {report.reason}")
+        raise RanksError(f"wanted every rank to measure, got {report.outcome}: {report.reason}")
     return {(row["mode"], row["tokens"]): float(np.median(row["samples_us"])) for row in report.rows}
 
 

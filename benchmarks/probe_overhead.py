@@ -6,8 +6,8 @@ throughput, on to off, with a 95 % t interval over the fours (logarithms), and t
 not quiet. Off is a probe that records nothing; its calls stay wrapped, which costs a microsecond a cycle.
 
 Whether it is right is asked twice. Recorded cycles, summed over a request, against the client's clock from first to
-last token, and against the host's clock between the starts of the same cycles. And phase by phase against the spans of
-the server's own profiler over the same cycles: the profiler slows the host, so only what both saw is compared.
+last token, and against the host's clock between the starts of the same cycles. And phase by phase against the server's
+own profiler over the same cycles (`benchmarks.probe_against_profiler`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from scipy import stats
 
+from benchmarks.probe_against_profiler import CYCLES, PARTS, SETTLING_CYCLES, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
-from sweeps.engines.kernel_trace import TracedCycle, TraceError, read_cycles, read_when_whole, trace_files
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, read_spec
@@ -41,8 +39,6 @@ ORDERS = ((True, False, False, True), (False, True, True, False))
 WARMUP_REQUESTS = 12
 SUM_BLOCKS = 10
 TRACED_CYCLES = 64
-SETTLING_CYCLES = 4
-PARTS = ("draft_ms", "verify_ms", "extend_ms", "gap_ms")
 
 
 def main() -> None:
@@ -66,9 +62,7 @@ def main() -> None:
     print(record(arguments.name, figures))
 
 
-def measure(
-    engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path
-) -> Iterator[Mapping[str, object]]:
+def measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> Iterator[Mapping[str, object]]:
     """Figures of the spec's first speculative configuration, as they come: what stands if a later part fails.
 
     The profiler's traces and the probe's cycles beside them stay in `traces`.
@@ -134,16 +128,21 @@ def _trimmed(values: np.ndarray, axis: int = 0) -> Any:
 
 
 def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
-    """Cycles as recorded against two other clocks; phases and gap make up a cycle by construction."""
-    of_client, of_starts, of_phases, means = [], [], [], []
+    """Cycles as recorded against two other clocks; phases and gap make up a cycle by construction.
+
+    With overlap scheduling the host comes to run most of a cycle ahead of its GPU within the first cycles of a request,
+    so over a whole request its clock is short by that: `settled` leaves the first cycles out.
+    """
+    of_client, of_starts, of_settled, of_phases, means = [], [], [], [], []
     for block in blocks:
         result = engine.run_block(block)
-        cycles = _first_rank(result.cycles)
+        cycles = first_rank(result.cycles)
         whole = cycles["cycle_ms"]
         # with overlap scheduling a request's last cycle comes after its last token
         needed = int(np.searchsorted(np.cumsum(cycles["tokens"]), result.decode_tokens)) + 1
         of_client.append(whole[:needed].sum() / 1000.0 / result.decode_s)
         of_starts.append(whole[:-1].sum() / np.ptp(cycles["started_ms"]))
+        of_settled.append(whole[SETTLING_CYCLES:-1].sum() / np.ptp(cycles["started_ms"][SETTLING_CYCLES:]))
         of_phases.append(sum(cycles[name].sum() for name in PARTS) / whole.sum())
         means.append(whole.mean())
     return {
@@ -151,70 +150,15 @@ def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
         "phases_and_gap_to_cycles": float(np.mean(of_phases)),
         "cycles_to_client_wall": float(np.mean(of_client)),
         "cycles_to_host_starts": float(np.mean(of_starts)),
+        "settled_cycles_to_host_starts": float(np.mean(of_settled)),
     }
-
-
-def _first_rank(cycles: pa.Table) -> dict[str, np.ndarray]:
-    """Column -> values of rank 0, in order; tokens not told are 0."""
-    own = cycles.filter(pc.equal(cycles["rank"], 0))
-    names = (*PARTS, "verify_forward_ms", "cycle_ms", "started_ms")
-    columns = {name: own[name].to_numpy().astype(float) for name in names}
-    return {**columns, "tokens": pc.fill_null(own["tokens"], 0).to_numpy()}
 
 
 def _against_profiler(engine: SGLangEngine, block: Block, folder: Path) -> dict[str, object]:
-    """Phase means of probe and profiler over the cycles that both saw; a reason where the trace has none."""
-    block = replace(block, output_tokens=TRACED_CYCLES + 16)
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = engine.profile(block, folder, num_steps=TRACED_CYCLES)
-    pq.write_table(recorded, folder / "cycles.parquet")
-    traced = read_when_whole(folder, read_cycles, timeout_s=120.0, is_gone=lambda: False)
-    if traced is None:
-        return {"reason": _why_unread(folder)}
-    return compare_phases(_first_rank(recorded), traced)
-
-
-def _why_unread(folder: Path) -> str:
-    found = trace_files(folder)
-    if not found:
-        return "the profiler left no trace"
-    try:
-        return f"read too late, {len(read_cycles(found[0]))} cycles"
-    except TraceError as error:
-        return str(error)
-
-
-def compare_phases(cycles: Mapping[str, np.ndarray], traced: Sequence[TracedCycle]) -> dict[str, object]:
-    """Mean milliseconds of each phase by probe and profiler, and the difference in percent of the profiler's.
-
-    The window opens before the request, so its n-th cycle is the probe's n-th; the first ones still feel it open.
-    `verify` has no span of its own: it is what lies between draft and draft-extend. Where a GPU waited for its host
-    before a phase's first kernel, the probe's mark lies somewhere in that wait: `gpu_idle_before` bounds what it adds.
-    """
-    used = slice(SETTLING_CYCLES, len(traced) - 1)
-    spans = np.array([(each.draft, each.forward, each.extend) for each in traced])
-    starts, ends = spans[..., 0], spans[..., 1]
-    by_profiler = {
-        "draft_ms": ends[:, 0] - starts[:, 0],
-        "verify_ms": starts[:, 2] - ends[:, 0],
-        "verify_forward_ms": ends[:, 1] - starts[:, 1],
-        "extend_ms": ends[:, 2] - starts[:, 2],
-        "cycle_ms": np.diff(starts[:, 0]),
-    }
-    idle = np.array([each.idle_before or (math.nan,) * 3 for each in traced])[used].mean(axis=0)
-    waited = dict(zip(("draft_ms", "verify_forward_ms", "extend_ms"), idle.tolist(), strict=True))
-    phases: dict[str, object] = {}
-    for name, values in by_profiler.items():
-        probe, profiler = float(cycles[name][used].mean()), float(values[used].mean())
-        difference = 100.0 * (probe - profiler) / profiler
-        before = waited.get(name, math.nan)
-        phases[name] = {
-            "probe": probe,
-            "profiler": profiler,
-            "difference_percent": difference,
-            "gpu_idle_before": None if math.isnan(before) else before,
-        }
-    return {"cycles": len(range(*used.indices(len(traced)))), "phases": phases}
+    recorded = engine.profile(replace(block, output_tokens=TRACED_CYCLES + 16), folder, num_steps=TRACED_CYCLES)
+    pq.write_table(recorded, folder / CYCLES)
+    return compare(folder)
 
 
 def _arguments() -> argparse.Namespace:

@@ -14,6 +14,8 @@ from sweeps.env_sources import OVERRIDES, ConfFile
 from sweeps.nccl_catalogue import CATALOGUE
 from sweeps.nccl_log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
 
+DECODE_BYTES_AT_LEAST = 1 << 10
+"""Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""
 DECODE_BYTES_AT_MOST = 1 << 20
 """All-reduces of decode and verify are smaller; those of prefill need not be."""
 
@@ -50,7 +52,7 @@ def grade_environment(
         requested: variables that the trial or its spec asks for.
         num_ranks: rows are made for ranks that never reported, too.
         all_reduce: what serves decode-size all-reduces, where known: not `nccl` makes NCCL variables `not_exercised`.
-        decode_bytes: sizes of the decode's all-reduces; those up to DECODE_BYTES_AT_MOST where empty.
+        decode_bytes: sizes of the decode's all-reduces; those between DECODE_BYTES_AT_LEAST and _AT_MOST where empty.
     """
     reported = {facts.rank: facts for facts in ranks}
     operations = _decode_operations(ranks, decode_bytes)
@@ -215,8 +217,12 @@ def _decode_operations(ranks: Sequence[RankFacts], decode_bytes: frozenset[int])
         if facts.nccl
         for operation in facts.nccl.operations
         if operation.collective in ("AllReduce", None)
-        and (operation.num_bytes in decode_bytes if decode_bytes else operation.num_bytes <= DECODE_BYTES_AT_MOST)
+        and (operation.num_bytes in decode_bytes if decode_bytes else _like_a_decode(operation.num_bytes))
     )
+
+
+def _like_a_decode(num_bytes: int) -> bool:
+    return DECODE_BYTES_AT_LEAST <= num_bytes <= DECODE_BYTES_AT_MOST
 
 
 def all_reduce_backend(

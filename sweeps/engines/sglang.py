@@ -16,7 +16,7 @@ import pyarrow as pa
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
 from sweeps.engines.boot import Boot, boot_seconds, free_port, prove_closed
 from sweeps.engines.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
-from sweeps.engines.kernel_trace import read_kernel_times, read_when_whole
+from sweeps.engines.kernel_trace import read_kernel_times
 from sweeps.engines.live_server import LiveServer
 from sweeps.engines.load_client import Load
 from sweeps.engines.sglang_command import (
@@ -31,6 +31,7 @@ from sweeps.engines.sglang_command import (
     recorded_removals,
 )
 from sweeps.engines.sglang_evidence import effective_settings, explain_switch, gather_evidence
+from sweeps.engines.trace_spans import read_when_whole
 from sweeps.engines.trial_gpus import TrialGpus
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec

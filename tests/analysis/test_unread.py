@@ -25,6 +25,7 @@ def trial(trial_id: str, variables: dict[str, str], **changes: Any) -> dict[str,
         "args": {},
         "env": {},
         "nccl_env": variables,
+        "all_reduce": "nccl",
     } | changes
 
 
@@ -58,6 +59,12 @@ def test_only_of_the_same_configuration_otherwise() -> None:
     assert twins(deeper, MISSPELT, read=evidence(*SPOKEN)) == ["c-plain", "c-misspelt"]
 
 
+@pytest.mark.parametrize(("served", "twin"), [("custom", "c-plain"), ("nccl", "c-misspelt"), (None, "c-misspelt")])
+def test_a_set_repeats_the_default_where_something_else_does_the_all_reduces(served: str | None, twin: str) -> None:
+    read = evidence(("misspelt", "NCCL_MAX_NCHANELS", "16"))
+    assert twins(PLAIN, MISSPELT | {"all_reduce": served}, read=read) == ["c-plain", twin]
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -81,4 +88,5 @@ def test_a_misspelt_variable_of_a_recorded_sweep_is_not_exercised_and_shows_what
     reasons = {one.value: one.effect.reason for one in found if one.effect is not None}
     assert "NCCL_MAX_NCHANELS" in str(reasons["misspelt"])
     repeated = results.trials.filter(pl.col("twin") != pl.col("configuration_id"))
-    assert set(repeated["nccl_set"]) == {"misspelt"}
+    assert set(repeated.filter(pl.col("all_reduce") == "nccl")["nccl_set"]) == {"misspelt"}
+    assert repeated.filter(pl.col("all_reduce") == "custom")["nccl_set"].n_unique() == 6  # all but the default

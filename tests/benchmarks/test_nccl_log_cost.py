@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.nccl_log_cost import LOGS, RanksFailed, measure
+from benchmarks.nccl_log_cost import LOGS, RanksError, measure
 from ray_jobs.allreduce_ranks import RankPlan
 
 WORKER = """
@@ -61,5 +61,5 @@ def test_ratios_are_of_the_servers_log_settings_to_none(tmp_path: Path) -> None:
 
 
 def test_ranks_that_fail_are_told(tmp_path: Path) -> None:
-    with pytest.raises(RanksFailed, match="crash"):
+    with pytest.raises(RanksError, match="crash"):
         measure(plan(tmp_path), pairs=2, env={**os.environ, "FAILS": "1"}, folder=tmp_path)

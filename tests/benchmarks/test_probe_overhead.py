@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.probe_overhead import SETTLING_CYCLES, compare_phases, measure
-from sweeps.engines.kernel_trace import read_cycles
+from benchmarks.probe_against_profiler import SETTLING_CYCLES, compare, compare_phases
+from benchmarks.probe_overhead import measure
+from benchmarks.profiled_cycles import read_cycles
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.spec import read_spec
 
@@ -43,6 +44,16 @@ def test_only_cycles_that_both_saw_count() -> None:
     assert compared == compare_phases(as_probe(1.0), TRACED)
 
 
+def test_on_an_h200_probe_and_profiler_agree_within_a_tenth_of_a_percent() -> None:
+    phases = compare(ROOT / "tests" / "assets" / "gpu_trace")["phases"]
+    assert isinstance(phases, dict)
+    for row in phases.values():
+        assert abs(row["difference_percent"]) < 0.1
+    for name in ("draft_ms", "verify_forward_ms"):
+        assert phases[name]["kernels"] + phases[name]["gpu_idle_before"] >= 0.9 * phases[name]["profiler"]
+        assert phases[name]["kernels"] < phases[name]["profiler"]
+
+
 @pytest.mark.parametrize("name", ["probe_cpu", "probe_h200"])
 def test_the_specs_measure_one_speculative_configuration(name: str) -> None:
     spec = read_spec(ROOT / "benchmarks" / "specs" / f"{name}.yaml")
@@ -64,6 +75,7 @@ def test_on_the_real_server_probe_profiler_and_client_agree(tmp_path: Path) -> N
     figures = {name: value for part in parts for name, value in part.items()}
     assert figures["phases_and_gap_to_cycles"] == pytest.approx(1.0, abs=1e-6)
     assert figures["cycles_to_host_starts"] == pytest.approx(1.0, abs=0.01)
+    assert figures["settled_cycles_to_host_starts"] == pytest.approx(1.0, abs=0.01)
     assert figures["cycles_to_client_wall"] == pytest.approx(1.0, abs=0.1)
     compared = figures["against_profiler"]
     assert isinstance(compared, dict)

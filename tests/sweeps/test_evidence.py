@@ -233,3 +233,12 @@ def test_the_log_can_contradict_the_servers_answer(
 def test_equal_arguments_in_different_spelling(wanted: str, held: str | None) -> None:
     (row,) = grade_arguments({"x": wanted}, {"x": held})
     assert row.grade == "effective"
+
+
+def test_a_communicators_warm_up_is_no_decode() -> None:
+    """Two H200 with SGLang's custom all-reduce: the only all-reduce in NCCL's log was of one number."""
+    warm_up = Operation(collective="AllReduce", num_bytes=4, algorithm="Ring", protocol="LL", channels=1)
+    resolved = {"tp_size": "2", "disable_custom_all_reduce": "False"}
+
+    assert all_reduce_backend(resolved, "", [rank(nccl=NcclLog(operations=(warm_up,)))]) == "custom"
+    assert all_reduce_backend(resolved, "", [rank(nccl=NcclLog(operations=(warm_up, DECODE)))]) == "nccl"

@@ -1,5 +1,4 @@
-"""TRACE is synthetic, in the structure of a real one: a prefill, then four equal cycles. HOST_TRACE was recorded from
-the real server on the CPU, three steps, and reduced to its spans: a prefill, then seven cycles."""
+"""TRACE is synthetic, in the structure of a real one: a prefill, then four equal cycles."""
 
 import gzip
 import json
@@ -9,20 +8,11 @@ from typing import Any
 
 import pytest
 
-from sweeps.engines.kernel_trace import (
-    TraceError,
-    communication_share,
-    kernel_kind,
-    read_cycles,
-    read_kernel_times,
-    read_when_whole,
-    short_name,
-    trace_files,
-)
+from sweeps.engines.kernel_trace import communication_share, kernel_kind, read_kernel_times, short_name
+from sweeps.engines.trace_spans import TraceError, read_events, read_when_whole, trace_files
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TRACE = ASSETS / "traces" / "1764428400.0-TP-0.trace.json"
-HOST_TRACE = ASSETS / "host_trace" / "cpu-TP-0.trace.json"
 
 
 def span(name: str, start: float, length: float) -> dict[str, Any]:
@@ -111,72 +101,10 @@ def test_a_span_that_starts_on_another_stream_before_the_last_has_ended(tmp_path
     assert {(row.phase, row.kernel) for row in read_kernel_times(path)} == {("verify", "late gemm"), ("extend", "gemm")}
 
 
-def test_cycles_by_the_spans_of_the_gpu() -> None:
-    cycles = read_cycles(TRACE)
-    assert [cycle.draft[0] for cycle in cycles] == [1.370, 1.970, 2.570, 3.170]
-    assert {round(cycle.draft[1] - cycle.draft[0], 6) for cycle in cycles} == {0.100}
-    assert {round(cycle.forward[1] - cycle.forward[0], 6) for cycle in cycles} == {0.400}
-    assert {round(cycle.extend[1] - cycle.extend[0], 6) for cycle in cycles} == {0.060}
-
-
-def test_cycles_by_the_spans_of_a_host() -> None:
-    cycles = read_cycles(HOST_TRACE)
-    assert len(cycles) == 7
-    assert cycles[0].draft == pytest.approx((13.918871, 17.113668))
-    for cycle in cycles:
-        assert cycle.draft[0] < cycle.draft[1] < cycle.forward[0] < cycle.forward[1] < cycle.extend[0] < cycle.extend[1]
-
-
-def test_a_phase_on_two_streams_is_one(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        span("step[EXTEND bs=1 toks=9]", 0, 50),
-        span("draft", 100, 50),
-        span("draft", 160, 10),
-        span("step[VERIFY bs=1]", 200, 50),
-        span("step[VERIFY bs=1]", 260, 20),
-        span("draft_extend", 300, 50),
-        span("draft", 400, 50),
-    )
-    (cycle,) = read_cycles(path)
-    assert (cycle.draft, cycle.forward, cycle.extend) == ((0.1, 0.17), (0.2, 0.28), (0.3, 0.35))
-    assert cycle.idle_before is None
-
-
-def test_what_the_gpu_waited_before_a_phase(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        span("step[EXTEND bs=1 toks=9]", 0, 50),
-        kernel("long", 0, 70),
-        kernel("short", 10, 5),
-        span("draft", 100, 50),
-        kernel("draft", 100, 50),
-        span("step[VERIFY bs=1]", 200, 50),
-        kernel("verify", 200, 50),
-        kernel("sampling", 250, 45),
-        span("draft_extend", 290, 50),
-    )
-    (cycle,) = read_cycles(path)
-    assert cycle.idle_before == pytest.approx((0.03, 0.05, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("first", "said"),
-    [
-        ([], "a prefill before the first cycle"),
-        ([span("step[EXTEND bs=1 toks=9]", 0, 50), span("step[VERIFY bs=1]", 60, 5), span("draft_extend", 70, 5)], "2"),
-    ],
-)
-def test_a_trace_whose_cycles_cannot_be_counted(tmp_path: Path, first: list[dict[str, Any]], said: str) -> None:
-    cycle = [span("draft", 100, 50), span("step[VERIFY bs=1]", 200, 50), span("draft_extend", 300, 50)]
-    with pytest.raises(TraceError, match=said):
-        read_cycles(write(tmp_path / "a.json", *first, *cycle))
-
-
 def test_a_trace_is_read_once_it_is_whole(tmp_path: Path) -> None:
-    assert read_when_whole(tmp_path, read_cycles, timeout_s=30, is_gone=lambda: True) is None
-    shutil.copy(HOST_TRACE, tmp_path)
-    assert read_when_whole(tmp_path, read_cycles, timeout_s=30, is_gone=lambda: False) == read_cycles(HOST_TRACE)
+    assert read_when_whole(tmp_path, read_events, timeout_s=30, is_gone=lambda: True) is None
+    shutil.copy(TRACE, tmp_path)
+    assert read_when_whole(tmp_path, read_events, timeout_s=30, is_gone=lambda: False) == read_events(TRACE)
 
 
 @pytest.mark.parametrize("content", ["", "[1", '{"traceEvents": 3}', '{"traceEvents": []}'])
