@@ -29,10 +29,10 @@ from the recorded sweeps in `tests/assets/`; the machine in the next line only d
 server simulates acceptance: cycle times are measured, rates are not. One launch or several, the winner is the same:
 no speculation with the miniature, where nothing is accepted; two steps with the large model at a pinned accept length
 of 3, whose order (2, 3, 1 steps) is the same on both GPUs, steps 1 and 3 within 0.7 % of the switched ones, step 2
-within 3.2 %. The miniature waits for its host, so which step count drafts fastest there is chance. `h200_x2_nccl_v1` is one
-model at tensor parallel 2. `nccl_reduces` false: the traces show SGLang's own kernel doing every all-reduce of the
-target's forward, so the sets of those rows are one thing launched seven times; so is `misspelt`, which NCCL does not
-read. ll-ring's +10.4 % at 1 step over the default is more than all of the communication there (348 us of a cycle of
+within 3.2 %. The miniature waits for its host, so which step count drafts fastest there is chance. `h200_x2_nccl_v1`
+is one model at tensor parallel 2. `nccl_reduces` false: the traces show SGLang's own kernel doing every all-reduce of
+the target's forward, so the sets of those rows are one thing launched seven times; so is `misspelt`, which NCCL does
+not read. ll-ring's +10.4 % at 1 step over the default is more than all of the communication there (348 us of a cycle of
 6.9 ms, 5.3 %): it is the host's waiting, and the forward, where NCCL acts, differs by 1.1 %.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ray_jobs.allreduce_ranks import RankPlan, run_ranks
-from sweeps.nccl_log import NcclLog, read_nccl_log
+from sweeps.nccl_log import NcclLog, excerpt, read_nccl_log
 
 LOG_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING,P2P,SHM"}
-LOG_LIMIT_BYTES = 64 * 1024
-"""Kept of each rank's log: its first and last half of this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +41,7 @@ class SetEvidence:
 def collect(
     plan: RankPlan, environment: Mapping[str, str], variables: Mapping[str, str], *, scratch: Path, kept: Path
 ) -> SetEvidence | None:
-    """Run every size once with the log on; each rank's log, within the limit, goes to `kept`/rankN.log.
+    """Run every size once with the log on; an excerpt of each rank's log goes to `kept`/rankN.log.
 
     None where rank 0 left no log.
     """
@@ -58,7 +56,5 @@ def collect(
         path.unlink()
         if rank == 0:
             first = SetEvidence(log=read_nccl_log(text.decode("utf-8", errors="replace")), variables=variables)
-        half = LOG_LIMIT_BYTES // 2
-        cut = text if len(text) <= LOG_LIMIT_BYTES else text[:half] + b"\n[... cut ...]\n" + text[-half:]
-        (kept / f"rank{rank}.log").write_bytes(cut)
+        (kept / f"rank{rank}.log").write_bytes(excerpt(text))
     return first

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
 """Both in NCCL's own order: older versions print the number."""
+EXCERPT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,3 +164,9 @@ def allowed(value: str, names: tuple[str, ...], *, collective: str) -> frozenset
             return None
         chosen = frozenset(names) - listed if words.startswith("^") else listed
     return chosen
+
+
+def excerpt(text: bytes) -> bytes:
+    """What is kept of a rank's log: the first and the last half of EXCERPT_BYTES."""
+    half = EXCERPT_BYTES // 2
+    return text if len(text) <= EXCERPT_BYTES else text[:half] + b"\n[... cut ...]\n" + text[-half:]

@@ -362,6 +362,7 @@ def boot(state: Server) -> None:
         sys.stdout.write("h:1:1 [0] NCCL WARN No algorithm/protocol available for function AllGather\n")
         die("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
     say("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB")
+    write_nccl_logs(state)
     say("Load weight begin. avail mem=139.11 GB")
     stand_still("load")
     if "crash_at_load" in faults:
@@ -391,7 +392,6 @@ def main() -> None:
     if "daemon" in faults:
         leave_daemon()
     boot(state)
-    write_nccl_logs(state)
     start_probe(state)
     Handler.server_state = state
     httpd = ThreadingHTTPServer(("127.0.0.1", int(arguments.port)), Handler)

@@ -30,7 +30,7 @@ from sweeps.engines.sglang_command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.engines.sglang_evidence import effective_settings, explain_switch, gather_evidence
+from sweeps.engines.sglang_evidence import effective_settings, explain_switch, gather_evidence, keep_nccl_logs
 from sweeps.engines.trace_spans import read_when_whole
 from sweeps.engines.trial_gpus import TrialGpus
 from sweeps.space import Configuration
@@ -207,6 +207,7 @@ class SGLangEngine:
         if live is None:
             return 0.0
         started_s = self.now_s()
+        keep_nccl_logs(live.folder, live.log_path.with_suffix(".nccl"))  # the guard takes the folder with the server
         live.server.stop(self._spec.engine.deadlines_s.stop)
         survivors = live.server.survivors()
         shutil.rmtree(live.folder, ignore_errors=True)

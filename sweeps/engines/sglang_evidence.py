@@ -16,7 +16,7 @@ from sweeps.engines.server_log import resolved_arguments
 from sweeps.engines.sglang_command import launch_environment, num_ranks
 from sweeps.env_sources import nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
-from sweeps.nccl_log import NcclLog, read_nccl_log
+from sweeps.nccl_log import NcclLog, excerpt, read_nccl_log
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 
@@ -105,6 +105,13 @@ def _nccl_log(folder: Path | None, pid: int) -> NcclLog | None:
         return None
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(f"nccl.*.{pid}.log")]
     return read_nccl_log("\n".join(texts)) if texts else None
+
+
+def keep_nccl_logs(folder: Path, into: Path) -> None:
+    """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log."""
+    for path in folder.glob("nccl.*.log"):
+        into.mkdir(parents=True, exist_ok=True)
+        (into / path.name.removeprefix("nccl.")).write_bytes(excerpt(path.read_bytes()))
 
 
 def effective_settings(

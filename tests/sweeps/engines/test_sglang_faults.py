@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,17 @@ def test_nccls_own_log_tells_what_became_of_a_variable(
         (rank, read, effective, grade) for rank in (0, 1)
     }
     assert report.all_reduce == "nccl"
+
+
+@pytest.mark.parametrize("fault", ["", "hang_at:capture"])
+def test_nccls_logs_stay_with_the_servers_also_of_one_that_had_to_be_ended(faulty: Faulty, fault: str) -> None:
+    engine = faulty.engine(fault, capture=1.0)
+    with nullcontext() if not fault else pytest.raises(EngineError):
+        engine.launch(faulty.configuration)
+    engine.close()
+    (folder,) = (faulty.folder / "logs").glob("*.nccl")
+    assert len(list(folder.glob("stub.*.log"))) == 2
+    assert any("AllReduce: 14336 Bytes" in path.read_text() for path in folder.iterdir())
 
 
 def test_an_injected_variable_is_extra_and_no_failure(faulty: Faulty) -> None:
