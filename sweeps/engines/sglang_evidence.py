@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sweeps.engines.base import Evidence
 from sweeps.engines.probe_link import Handshake
 from sweeps.engines.server_log import resolved_arguments
-from sweeps.engines.sglang_command import launch_environment, num_ranks
+from sweeps.engines.sglang_command import launch_environment, num_ranks, server_arguments
 from sweeps.env_sources import nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
 from sweeps.nccl_log import NcclLog, excerpt, read_nccl_log
@@ -69,7 +69,7 @@ def gather_evidence(
         conf_files=nccl_conf_files(handshakes[0].environment),
     )
     arguments = grade_arguments(
-        _requested_arguments(configuration),
+        _requested_arguments(spec, configuration, resolved),
         resolved,
         in_ranks=[_held_by(cycles, each, configuration) for each in handshakes],
         logged=resolved_arguments(log),
@@ -77,9 +77,17 @@ def gather_evidence(
     return (*rows, *arguments), all_reduce
 
 
-def _requested_arguments(configuration: Configuration) -> dict[str, str]:
-    """Dimensions only: a constant of the spec that the server adjusts is the same in every trial."""
-    arguments = {name.replace("-", "_"): str(value) for name, value in configuration.args}
+def _requested_arguments(
+    spec: SweepSpec, configuration: Configuration, resolved: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Every dimension, and what the spec fixes of `_TOLD` where the server tells of it and was left no choice."""
+    fixed = {name.replace("-", "_"): str(value) for name, value in server_arguments(spec, configuration).items()}
+    arguments = {
+        name: value
+        for name, value in fixed.items()
+        if name in _TOLD and resolved.get(name) is not None and value != "auto"
+    }
+    arguments |= {name.replace("-", "_"): str(value) for name, value in configuration.args}
     if configuration.speculates:
         arguments |= {
             "speculative_num_steps": str(configuration.num_steps),

@@ -53,9 +53,13 @@ class Faulty:
         self.folder = folder
         self.engines: list[SGLangEngine] = []
 
-    def engine(self, fault: str, *, switch_in_place: bool = False, **deadlines_s: float) -> SGLangEngine:
+    def engine(
+        self, fault: str, *, switch_in_place: bool = False, attention: str | None = None, **deadlines_s: float
+    ) -> SGLangEngine:
         limits = replace(SPEC.engine.deadlines_s, **deadlines_s)
         server = replace(SPEC.engine, env={"STUB_FAULT": fault}, deadlines_s=limits, switch_in_place=switch_in_place)
+        if attention is not None:
+            server = replace(server, args={**server.args, "attention-backend": attention})
         spec = replace(SPEC, engine=server)
         self.engines.append(
             SGLangEngine(
@@ -219,6 +223,21 @@ def test_an_overridden_setting_makes_the_trial_not_effective(
     rows = [row for row in report.evidence if row.setting == setting]
     assert {(row.rank, row.grade, row.seen) for row in rows} == {(0, "overridden", seen), (1, "overridden", seen)}
     with pytest.raises(EngineError, match=setting):
+        refuse_not_effective(report.evidence)
+
+
+@pytest.mark.parametrize(
+    ("attention", "grades"), [("triton", {"overridden"}), ("stub", {"effective"}), ("auto", set()), (None, set())]
+)
+def test_an_argument_that_the_spec_fixes_is_evidence_too(
+    faulty: Faulty, attention: str | None, grades: set[str]
+) -> None:
+    report = faulty.engine("", attention=attention).launch(faulty.configuration)
+    rows = [row for row in report.evidence if row.setting == "args.attention_backend"]
+    assert {row.grade for row in rows} == grades
+    assert {row.seen for row in rows} <= {"stub"}
+    refused = pytest.raises(EngineError, match="attention_backend") if attention == "triton" else nullcontext()
+    with refused:
         refuse_not_effective(report.evidence)
 
 
