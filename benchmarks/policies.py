@@ -94,6 +94,24 @@ def trial_s(landscape: Landscape | Replay, configuration: Configuration, *, laun
     return launched * landscape.launch_s(configuration) + blocks * landscape.block_s(configuration)
 
 
+def oracle_s(landscape: Landscape | Replay) -> float:
+    """Seconds until a sweep is right that knows the answer: the control, then the best, each to the end.
+
+    What no policy can beat: all measure the control first, and say so of a configuration when its trial has ended.
+    """
+    space, values = Space(landscape.spec), landscape.truth(0)
+    engine, rng = landscape.engine(landscape.spec, seed=0), np.random.default_rng(0)
+    best = max(values, key=lambda member: values[member])
+    workload = landscape.spec.workload
+    for configuration in dict.fromkeys((space.control, best)):
+        engine.close()
+        engine.launch(configuration)
+        for index in range(workload.warmup_blocks + workload.blocks):
+            engine.block_summary(index, rng=rng)
+        engine.trace(plan_blocks(workload, folder=Path())[-1])
+    return engine.now_s()
+
+
 def run_policy(
     landscape: Landscape | Replay, policy: Policy, *, seed: int, switch_in_place: bool, stop: bool = True
 ) -> Run:

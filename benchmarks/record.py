@@ -29,6 +29,12 @@ def record(name: str, figures: Mapping[str, object]) -> Path:
     return path
 
 
+def figures_of(name: str) -> dict[str, object]:
+    """What was recorded under this name."""
+    content: dict[str, dict[str, object]] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return content["figures"]
+
+
 def _machine() -> dict[str, object]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []

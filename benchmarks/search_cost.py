@@ -1,9 +1,10 @@
 """What search policies cost until they are right: GPU seconds on the virtual clock, no Ray, simulated machines.
 
-    python -m benchmarks.search_cost [--short] [--json] [--seeds N] [--landscapes NAME,...] [--torch-site PATH]
+    python -m benchmarks.search_cost [--short] [--json] [--seeds N] [--landscapes NAME,... [--renew]]
 
 Every policy is driven by the `SweepStudy` of a real sweep, with the same blocks and budget, with switch in place and
-without. The exhaustive grid is charged in full: it cannot know before its end that it is right. The Gaussian process
+without. The exhaustive grid is charged in full: it cannot know before its end that it is right. An oracle that measures
+the control and then the best is what no policy can beat. The Gaussian process
 needs torch, which this environment leaves out; it takes that of another one (`--torch-site`), over fewer seeds, for it
 is slow. Set OMP_NUM_THREADS=1: the matrices are small, and each process has a core of its own.
 """
@@ -26,8 +27,8 @@ from typing import Any
 import optuna
 
 from benchmarks.landscapes import LANDSCAPES, Landscape, Replay, Values
-from benchmarks.policies import POLICIES, Run, run_policy, trial_s
-from benchmarks.record import record
+from benchmarks.policies import POLICIES, Run, oracle_s, run_policy, trial_s
+from benchmarks.record import figures_of, record
 from sweeps.space import Space
 
 OURS, OURS_WITH_TABLE = "cycle_model", "cycle_model+table"
@@ -91,33 +92,54 @@ def _take_from(site: str) -> None:
 
 def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -> dict[str, Any]:
     """The figures of every landscape, and what they come to."""
-    landscapes = {name: _landscape(LANDSCAPES[name], policies, results) for name in names}
-    holds = [
-        run for (name, policy, _), runs in results.items() if policy == OURS and LANDSCAPES[name].holds for run in runs
-    ]
-    ours = [run for (_, policy, _), runs in results.items() if policy == OURS for run in runs]
-    with_table = [
-        run
-        for (name, policy, _), runs in results.items()
-        if policy == OURS_WITH_TABLE and LANDSCAPES[name].holds
-        for run in runs
-    ]
+    return totals({name: _landscape(LANDSCAPES[name], policies, results) for name in names})
+
+
+def totals(landscapes: Mapping[str, Any]) -> dict[str, Any]:
+    """What the figures of landscapes come to, runs of both arms together.
+
+    Args:
+        landscapes: name -> figures; all with the same policies.
+    """
+    runs = [(entry, arm) for entry in landscapes.values() for arm in entry["policies"].values()]
+    policies = tuple(runs[0][1])
+
+    def of(policy: str, *, holding: bool = False) -> list[dict[str, Any]]:
+        return [arm[policy] for entry, arm in runs if policy in arm and (entry["assumptions_hold"] or not holding)]
+
     left_out = {name: "was not asked for" for name in POLICIES if name not in policies} | not_available()
     return {
         "engine": "simulated, and replay",
-        "seeds": {
-            policy: min(len(runs) for (_, name, _), runs in results.items() if name == policy) for policy in policies
-        },
+        "seeds": {policy: min(row["seeds"] for row in of(policy)) for policy in policies},
         "not_run": left_out,
         "landscapes": landscapes,
-        "certificate_where_assumptions_hold": _certificate([run for run in holds if run.certified]),
-        "certificate_with_table_where_assumptions_hold": _certificate([run for run in with_table if run.certified]),
-        "certificate_everywhere": _certificate([run for run in ours if run.certified]),
-        "best_pruned_where_assumptions_hold": _share(run.best_pruned for run in holds),
-        "best_pruned": _share(run.best_pruned for run in ours),
+        "certificate_where_assumptions_hold": _pooled(of(OURS, holding=True)),
+        "certificate_with_table_where_assumptions_hold": _pooled(of(OURS_WITH_TABLE, holding=True)),
+        "certificate_everywhere": _pooled(of(OURS)),
+        "best_pruned_where_assumptions_hold": _mean(of(OURS, holding=True), "best_pruned", by="seeds"),
+        "best_pruned": _mean(of(OURS), "best_pruned", by="seeds"),
         "decisions_in_the_largest_space": _decisions(landscapes),
         "targets": TARGETS,
     }
+
+
+def renewed(figures: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
+    """`figures` with those landscapes replaced that were run again."""
+    return totals({**figures["landscapes"], **again["landscapes"]})
+
+
+def _pooled(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    shares = ("certified_within_1_percent", "certified_over_2_percent")
+    return {
+        "certified": sum(row["certified"] for row in rows),
+        **{name: _mean(rows, name, by="certified") for name in shares},
+    }
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str, *, by: str) -> float | None:
+    """Of a share, each row weighted with its number of runs; None where there are none."""
+    number = sum(row[by] for row in rows)
+    return sum(row[name] * row[by] for row in rows if row[by]) / number if number else None
 
 
 def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: Results) -> dict[str, Any]:
@@ -133,6 +155,7 @@ def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: 
     with_table_s = arms["switch_in_place"].get(OURS_WITH_TABLE, {}).get("median_s")
     others = [arms["switch_in_place"][name]["median_s"] for name in policies if name not in (OURS, OURS_WITH_TABLE)]
     best_other_s = min((each for each in others if each is not None), default=None)
+    known_s = oracle_s(landscape)
     return {
         "assumptions_hold": landscape.holds,
         "configurations": len(values),
@@ -143,6 +166,8 @@ def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: 
         "grid_over_ours": _ratio(grid_s, ours_s),
         "best_other_over_ours": _ratio(best_other_s, ours_s),
         "best_other_over_ours_with_table": _ratio(best_other_s, with_table_s),
+        "oracle_s": known_s,
+        "best_other_over_oracle": _ratio(best_other_s, known_s),
         "ours_over_lower_bound": _ratio(ours_s, bound_s),
         "policies": arms,
     }
@@ -242,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--landscapes", default=None, help="names, comma-separated; absent: all")
+    parser.add_argument("--renew", action="store_true", help="put these landscapes into the record, keep its others")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one seed each at a time")
     parser.add_argument("--torch-site", default="", help="site-packages to take torch from, for the policy gp")
     parser.add_argument("--gp-seeds", type=int, default=10, help="seeds of the policy gp, which is slow")
@@ -261,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             figures = summarise(names, tuple(of_policy), results)
             if not options.short and not options.landscapes:
                 record("search_cost", figures)
+            elif options.renew:
+                record("search_cost", renewed(figures_of("search_cost"), figures))
             print(f"{done} of {seeds} seeds", file=sys.stderr, flush=True)
     print(json.dumps(figures, indent=2) if options.json else "\n".join(lines(figures)))
 

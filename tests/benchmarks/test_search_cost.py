@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.landscapes import LANDSCAPES, Landscape, Replay
 from benchmarks.policies import POLICIES as ALL_POLICIES
-from benchmarks.policies import Policy, Run, run_policy
-from benchmarks.search_cost import OURS, OURS_WITH_TABLE, gather, lines, not_available, summarise
+from benchmarks.policies import Policy, Run, oracle_s, run_policy
+from benchmarks.search_cost import OURS, OURS_WITH_TABLE, gather, lines, not_available, renewed, summarise
 from sweeps.space import Space
 from sweeps.spec import Choice
 
@@ -36,6 +36,22 @@ def test_ours_beats_the_others_and_is_near_the_bound(figures: dict[str, Any]) ->
     assert figures["landscapes"]["pcie-eagle3"]["ours_over_lower_bound"] < 2.5
     broken = figures["landscapes"]["broken-accept-nccl"]
     assert broken["best_other_over_ours"] is None or broken["best_other_over_ours"] > 0.8
+
+
+def test_nothing_beats_an_oracle(figures: dict[str, Any]) -> None:
+    for name, entry in figures["landscapes"].items():
+        assert entry["oracle_s"] == oracle_s(LANDSCAPES[name])
+        for policy in entry["policies"]["switch_in_place"].values():
+            assert policy["median_s"] is None or policy["median_s"] > 0.98 * entry["oracle_s"]
+
+
+def test_landscapes_that_were_run_again_replace_their_own(figures: dict[str, Any]) -> None:
+    *_, results = gather(("h200-48",), dict.fromkeys(POLICIES, 1))
+    again = renewed(figures, summarise(("h200-48",), POLICIES, results))
+    assert again["landscapes"]["pcie-eagle3"] == figures["landscapes"]["pcie-eagle3"]
+    assert again["seeds"] == dict.fromkeys(POLICIES, 1)
+    assert again["certificate_where_assumptions_hold"]["certified"] == SEEDS * 2 + 2
+    assert renewed(figures, figures) == figures
 
 
 def test_what_is_certified_is_right(figures: dict[str, Any]) -> None:
