@@ -24,9 +24,10 @@ from ray_jobs.ray_settings import settle_environment
 from sweeps.engines.base import BlockRecord, KernelTime, LaunchReport
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, parse_spec
-from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
+from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.tune_bridge import SweepRun, run_study

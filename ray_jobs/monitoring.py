@@ -5,8 +5,8 @@ from __future__ import annotations
 from ray.util.metrics import Counter, Gauge
 
 from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.optuna_study import InvalidSuggestion
 from sweeps.spec import SweepSpec
-from sweeps.study import InvalidSuggestion
 from sweeps.summary import BlockSummary
 from sweeps.tune_bridge import SweepObserver
 

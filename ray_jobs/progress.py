@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sweeps.observations import Decision, Observation, Outcome, PlannedTrial
-from sweeps.study import InvalidSuggestion, SweepStudy
+from sweeps.optuna_study import InvalidSuggestion
+from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 
 _LOG_WIDTH = 160

@@ -17,6 +17,7 @@ LAYERS = {
     "sweeps.tune_bridge": 4,
     "sweeps.study": 3,
     "sweeps.trial": 3,
+    "sweeps.optuna_study": 2,
     "sweeps.samplers": 2,
     "sweeps.schedule": 2,
     "sweeps.mixed_acceptance": 2,
@@ -48,6 +49,7 @@ FRAMEWORKS = {
     "ray": ("sweeps.tune_bridge", "ray_jobs", "benchmarks"),
     "optuna": (
         "sweeps.study",
+        "sweeps.optuna_study",
         "sweeps.samplers",
         "sweeps.cycle_search",
         "sweeps.tune_bridge",

@@ -12,9 +12,9 @@ import ray
 
 from ray_jobs.monitoring import SweepMetrics
 from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.optuna_study import InvalidSuggestion
 from sweeps.space import Configuration
 from sweeps.spec import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
-from sweeps.study import InvalidSuggestion
 from sweeps.summary import BlockSummary
 
 CONFIGURATION = Configuration(

@@ -13,10 +13,11 @@ from optuna.trial import TrialState
 from sweeps.engines.base import EngineError, LaunchReport
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
+from sweeps.optuna_study import open_journal
 from sweeps.resume import read_observations
 from sweeps.space import Configuration, Space
 from sweeps.spec import EngineSpec, SpecError, SweepSpec, parse_spec
-from sweeps.study import SweepStudy, open_journal
+from sweeps.study import SweepStudy
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
@@ -290,7 +291,7 @@ def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
             assert seen is not None
             return Decision(prune=len(seen.blocks) == 2, reason="bound 61 < 80", numbers={"bound": 61.0})
 
-    monkeypatch.setattr("sweeps.study.build_pruner", lambda choice, **known: Bound(known["observations"]))
+    monkeypatch.setattr("sweeps.optuna_study.build_pruner", lambda choice, **known: Bound(known["observations"]))
     study, trials = run(stub_spec(), tmp_path)
     candidates = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}

@@ -18,10 +18,11 @@ from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
 from sweeps.engines.base import Engine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Outcome, PlannedTrial
+from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.resume import read_observations
 from sweeps.space import Space
 from sweeps.spec import ResourceSpec, SweepSpec, parse_spec
-from sweeps.study import InvalidSuggestion, SweepStudy, open_journal
+from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import recover
