@@ -51,7 +51,8 @@ of one set differ by anyway. Eager calls of two ranks that wait for each other's
 landscape. Virtual clock; simulated numbers, and recorded ones where a landscape is a replay. The lower bound is one
 launch of the control and one of the best; the oracle is told the best and has to measure it after the control, so
 nothing can be further below the others than it is. `cycle_model+table` starts from an all-reduce table, whose seconds
-count (10 for each NCCL set and launch, as measured on two H200).""",
+count (10 for each NCCL set and launch, as measured on two H200). In a replay the truth is what one launch of each
+configuration happened to reach: in `h200-replay-nccl` the best is one of four sets that are one choice to NCCL.""",
 }
 
 
