@@ -29,6 +29,7 @@ LAYERS = {
     "sweeps.allreduce_prior": 2,
     "sweeps.acceptance_model": 2,
     "sweeps.factor_model": 2,
+    "sweeps.length_model": 2,
     "sweeps.engines": 2,
     "sweeps.evidence": 2,
     "sweeps.rows": 2,

@@ -121,16 +121,6 @@ def truth(c: Configuration) -> float:
     return 1000.0 * (1.0 + sum(survival(c.num_steps))) / (forward_ms + rest_ms + draft_ms * c.speculates)
 
 
-def test_one_chain_predicts_every_smaller_step_count() -> None:
-    space = Space(parse_spec(SPEC, source="model"))
-    posterior = CycleModel(space).posterior(observed(space, [(0, "default"), (7, "default")]))
-    assert posterior is not None
-    for steps in (2, 3, 5):
-        lengths = posterior.accept_length[row(space, steps, "default")]
-        assert lengths.mean() == pytest.approx(1.0 + sum(survival(steps)), rel=0.02)
-        assert lengths.std() < 0.05
-
-
 def test_factors_add_up_to_configurations_never_measured() -> None:
     space = Space(parse_spec(SPEC, source="model"))
     wanted = [(0, "default"), (7, "default"), (3, "default"), (1, "default"), (3, "a"), (3, "b"), (3, "c"), (3, "d")]
