@@ -70,7 +70,9 @@ def test_relaunching_finds_the_winner_that_switching_found(capsys: pytest.Captur
 def test_where_the_gpu_sets_the_pace_steps_rank_alike_switched_and_launched(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rates = {row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(ASSETS / name, capsys)["configurations"]}
+    rates = {
+        row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(ASSETS / name, capsys)["configurations"]
+    }
     launched_alone = {"steps 2": 439.2, "steps 3": 433.0, "steps 1": 311.9, "no speculation": 225.7}
 
     assert [each for each in rates if each != "steps 5"] == list(launched_alone)
@@ -88,9 +90,8 @@ def test_anchors_at_no_steps_stand_around_every_step_count_of_the_switched_chain
     assert {row["accept_length"] for row in anchors} == {1.0}
 
 
-def test_nccl_served_the_two_gpus_and_was_read_but_for_the_misspelt_variable() -> None:
+def test_on_two_gpus_nccl_read_all_but_the_misspelt_variable() -> None:
     folder = ResultsFolder(TWO_GPUS)
-    trials = {row["trial_id"]: row for row in read_table(folder, "trials").to_pylist()}
     rows = [row for row in read_table(folder, "evidence").to_pylist() if row["setting"].startswith("env.NCCL_")]
     unread = {row["setting"] for row in rows if row["requested"] is not None and row["read_by_nccl"] is None}
 
