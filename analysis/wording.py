@@ -70,6 +70,8 @@ def percent(value: float) -> str:
 def communication_bound(found: Communication) -> str:
     """The most that any communication setting can win, in one sentence."""
     comm_ms = found.us_by_kind.get("communication", 0.0) / 1000
+    if not comm_ms:
+        return "Verify holds no communication: there is nothing that an NCCL setting could win."
     return (
         f"Communication is {found.share:.1%} of the kernel time in verify ({comm_ms:.2f} ms of a cycle of "
         f"{found.cycle_ms:.1f} ms): even if it cost nothing, {found.tok_s:.1f} tok/s would become at most "

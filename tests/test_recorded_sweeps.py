@@ -80,6 +80,13 @@ def test_where_the_gpu_sets_the_pace_steps_rank_alike_switched_and_launched(
         assert rates[steps] == pytest.approx(tok_s, rel=0.025)
 
 
+def test_a_single_gpu_has_nothing_for_nccl_to_win(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+
+    assert main(["report", str(ASSETS / LARGE[0]), "--out", str(page)]) == 0
+    assert "Verify holds no communication" in page.read_text(encoding="utf-8")
+
+
 def test_anchors_at_no_steps_stand_around_every_step_count_of_the_switched_chain() -> None:
     anchors = read_table(ResultsFolder(ASSETS / LARGE[0]), "anchors").to_pylist()
 
