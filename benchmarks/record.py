@@ -48,5 +48,7 @@ def _machine() -> dict[str, object]:
 
 
 def _versions() -> dict[str, str]:
-    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    installed: dict[str, str] = {}
+    for each in importlib.metadata.distributions():
+        installed.setdefault(each.name.lower(), each.version)  # of two on the path, Python imports the first
     return {name: installed[name] for name in _VERSIONS_OF if name in installed}
