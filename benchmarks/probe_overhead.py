@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy import stats
 
-from benchmarks.probe_against_profiler import CYCLES, PARTS, SETTLING_CYCLES, compare, first_rank
+from benchmarks.probe_against_profiler import CYCLES, PARTS, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang import SGLangEngine
@@ -39,6 +39,8 @@ ORDERS = ((True, False, False, True), (False, True, True, False))
 WARMUP_REQUESTS = 12
 SUM_BLOCKS = 10
 TRACED_CYCLES = 64
+RUN_AHEAD_CYCLES = 8
+"""Within which a host has got as far ahead of its GPU as it will (recorded H200 sweeps)."""
 
 
 def main() -> None:
@@ -142,7 +144,7 @@ def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
         needed = int(np.searchsorted(np.cumsum(cycles["tokens"]), result.decode_tokens)) + 1
         of_client.append(whole[:needed].sum() / 1000.0 / result.decode_s)
         of_starts.append(whole[:-1].sum() / np.ptp(cycles["started_ms"]))
-        of_settled.append(whole[SETTLING_CYCLES:-1].sum() / np.ptp(cycles["started_ms"][SETTLING_CYCLES:]))
+        of_settled.append(whole[RUN_AHEAD_CYCLES:-1].sum() / np.ptp(cycles["started_ms"][RUN_AHEAD_CYCLES:]))
         of_phases.append(sum(cycles[name].sum() for name in PARTS) / whole.sum())
         means.append(whole.mean())
     return {

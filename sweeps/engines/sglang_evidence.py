@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,15 @@ def _nccl_log(folder: Path | None, pid: int) -> NcclLog | None:
 
 
 def keep_nccl_logs(folder: Path, into: Path) -> None:
-    """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log."""
-    for path in folder.glob("nccl.*.log"):
-        into.mkdir(parents=True, exist_ok=True)
-        (into / path.name.removeprefix("nccl.")).write_bytes(excerpt(path.read_bytes()))
+    """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log.
+
+    None of a server that died: its guard takes the folder, maybe while this reads.
+    """
+    with suppress(FileNotFoundError):
+        for path in sorted(folder.glob("nccl.*.log")):
+            kept = excerpt(path.read_bytes())
+            into.mkdir(parents=True, exist_ok=True)
+            (into / path.name.removeprefix("nccl.")).write_bytes(kept)
 
 
 def effective_settings(

@@ -2,7 +2,6 @@
 the real server on the CPU, three steps, and reduced to its spans: a prefill, then seven cycles. GPU_TRACE was recorded
 on an H200 beside the probe's own cycles, and reduced to ten cycles and the first and last kernel of every graph."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,12 @@ import pytest
 
 from benchmarks.profiled_cycles import MARK_CALL, read_cycles
 from sweeps.engines.trace_spans import TraceError
+from tests.chrome_trace import event, kernel, span, write
 
 ASSETS = Path(__file__).parents[1] / "assets"
 TRACE = ASSETS / "traces" / "1764428400.0-TP-0.trace.json"
 HOST_TRACE = ASSETS / "host_trace" / "cpu-TP-0.trace.json"
 GPU_TRACE = ASSETS / "gpu_trace" / "h200-TP-0.trace.json.gz"
-
-
-def event(category: str, name: str, start: float, length: float, **arguments: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "args": arguments}
-
-
-def span(name: str, start: float, length: float) -> dict[str, Any]:
-    return event("gpu_user_annotation", name, start, length)
-
-
-def kernel(name: str, start: float, length: float) -> dict[str, Any]:
-    return event("kernel", name, start, length)
-
-
-def write(path: Path, *events: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return path
 
 
 def test_cycles_by_the_spans_of_the_gpu() -> None:

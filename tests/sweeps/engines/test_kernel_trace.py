@@ -1,31 +1,17 @@
 """TRACE is synthetic, in the structure of a real one: a prefill, then four equal cycles."""
 
 import gzip
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sweeps.engines.kernel_trace import communication_share, kernel_kind, read_kernel_times, short_name
 from sweeps.engines.trace_spans import TraceError, read_events, read_when_whole, trace_files
+from tests.chrome_trace import kernel, span, write
 
 ASSETS = Path(__file__).parents[2] / "assets"
 TRACE = ASSETS / "traces" / "1764428400.0-TP-0.trace.json"
-
-
-def span(name: str, start: float, length: float) -> dict[str, Any]:
-    return {"ph": "X", "cat": "gpu_user_annotation", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": length}
-
-
-def kernel(name: str, start: float, length: float) -> dict[str, Any]:
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": start, "dur": length, "args": {}}
-
-
-def write(path: Path, *events: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return path
 
 
 def test_phases_kinds_and_time_per_cycle() -> None:

@@ -19,6 +19,7 @@ import pytest
 from sweeps.engines import lease
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang import SGLangEngine
+from sweeps.engines.sglang_evidence import keep_nccl_logs
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.space import Configuration, Space
 from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
@@ -269,6 +270,15 @@ def test_nccls_logs_stay_with_the_servers_also_of_one_that_had_to_be_ended(fault
     (folder,) = (faulty.folder / "logs").glob("*.nccl")
     assert len(list(folder.glob("stub.*.log"))) == 2
     assert any("AllReduce: 14336 Bytes" in path.read_text() for path in folder.iterdir())
+
+
+def test_a_log_that_goes_while_it_is_kept_is_no_failure(tmp_path: Path) -> None:
+    """The guard of a server that died takes its folder at any moment: the link stands for a file just taken."""
+    (tmp_path / "nccl.a.1.log").write_text("NCCL INFO")
+    (tmp_path / "nccl.b.2.log").symlink_to(tmp_path / "taken")
+    keep_nccl_logs(tmp_path, tmp_path / "kept")
+    keep_nccl_logs(tmp_path / "taken", tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.1.log"]
 
 
 def test_an_injected_variable_is_extra_and_no_failure(faulty: Faulty) -> None:
