@@ -21,6 +21,7 @@ SWEEPS = (
     "h200_kimi_large_switch_v1",
     "h200_kimi_large_relaunch_v1",
     "h200_kimi_large_relaunch_other_gpu_v1",
+    "h200_kimi_large_relaunch_v2",
     "h200_x2_nccl_v1",
 )
 CHAINS = {
@@ -30,8 +31,9 @@ CHAINS = {
     "large, switched, pinned": "h200_kimi_large_switch_v1",
     "large, relaunched on the same GPU, pinned": "h200_kimi_large_relaunch_v1",
     "large, relaunched on the other GPU, pinned": "h200_kimi_large_relaunch_other_gpu_v1",
+    "large, relaunched on another host, pinned": "h200_kimi_large_relaunch_v2",
 }
-"""Sweeps over steps 1, 2, 3, 5 at top-k 1; the large model's relaunching ones were cut before 5."""
+"""Sweeps over steps 1, 2, 3, 5 at top-k 1; the large model's first two relaunching ones were cut before 5."""
 
 _CONFIGURATIONS = """
     select t.label as configuration, sum(b.decode_tokens) / sum(b.decode_s) as tok_s,

@@ -78,7 +78,7 @@ def test_all_reduces_are_those_of_the_table_within_ten_percent(name: str) -> Non
 
 def test_controls_are_those_of_the_sweep_within_one_percent(trials: list[dict[str, Any]]) -> None:
     plain, controls = cycle(0, {}), [trial for trial in trials if trial["role"] == "control"]
-    assert len(controls) == 3
+    assert len(controls) == 4
     for control in controls:
         assert plain.tok_s == pytest.approx(control["tok_s"], rel=0.01)
         assert plain.cycle_ms == pytest.approx(control["cycle_ms"], rel=0.01)
@@ -97,7 +97,7 @@ def test_verify_is_that_of_every_trial_within_ten_percent(trials: list[dict[str,
 def test_under_custom_all_reduce_whatever_the_set(trials: list[dict[str, Any]]) -> None:
     """The server is the same in all of them, and its launches differ as launches do."""
     speculated = [trial for trial in trials if trial["num_steps"] and trial["custom"]]
-    assert len(speculated) == 19
+    assert len(speculated) == 21
     for trial in speculated:
         mean = cycle(trial["num_steps"], dict(trial["nccl_env"]), custom=True)
         assert mean.all_reduce == "custom"
