@@ -25,25 +25,26 @@ _ABOUT = {
 the engine's own seconds are near nothing; targets stand beside.""",
     "chaos": "Trials on the stub server with a random fault each, the driver killed in between: what was kept.",
     "recorded_h200": """Measured on H200s (SGLang 0.5.17, shrunk Kimi-K2.5 backbones, random weights), reduced here
-from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In pinned sweeps the
-server simulates acceptance: cycle times are measured, rates are not. One launch or several, the winner is the same:
-no speculation with the miniature, where nothing is accepted; two steps with the large model at a pinned accept length
-of 3, whose order (2, 3, 5, 1 steps) is the same however it was launched, within 3.4 % of the switched ones on three
-GPUs of two hosts. The miniature waits for its host, so which step count drafts fastest there is chance. `h200_x2_nccl_v1`
-is one model at tensor parallel 2. `nccl_reduces` false: the traces show SGLang's own kernel doing every all-reduce of
-the target's forward, so the sets of those rows are one thing launched seven times; so is `misspelt`, which NCCL does
-not read. ll-ring's +10.4 % at 1 step over the default is more than all of the communication there (348 us of a cycle of
-6.9 ms, 5.3 %): it is the host's waiting, and the forward, where NCCL acts, differs by 1.1 %.""",
+from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In pinned sweeps
+the server simulates acceptance: cycle times are measured, rates are not. One launch or several, the winner is the
+same: no speculation with the miniature, where nothing is accepted; two steps with the large model at a pinned
+accept length of 3, whose order (2, 3, 5, 1 steps) is the same however it was launched, within 3.4 % of the switched
+ones on three GPUs of two hosts. The miniature waits for its host, so which step count drafts fastest there is
+chance. `h200_x2_nccl_v1` is one model at tensor parallel 2. `nccl_reduces` false: the traces show SGLang's own
+kernel doing every all-reduce of the target's forward, so the sets of those rows are one thing launched seven times;
+so is `misspelt`, which NCCL does not read. ll-ring's +10.4 % at 1 step over the default is more than all of the
+communication there (348 us of a cycle of 6.9 ms, 5.3 %): it is the host's waiting, and the forward, where NCCL
+acts, differs by 1.1 %.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
 and the core with the model itself. Then its cycles against two other clocks, and its phases against the spans of
 SGLang's own profiler over the same cycles.""",
-    "probe_overhead_h200": """The same on one H200, with a model large enough that the GPU sets the pace: the marks are
-CUDA events, and the profiler's time is between the passing of the same events, rebuilt from its trace. `kernels` is
-from a phase's first kernel to its last, `gpu_idle_before` what the GPU waited for its host before that (the profiler
-slows hosts). Over a whole request of 47 cycles the host's clock is short by the part of a cycle that it runs ahead; the
-settled figure leaves out the cycles in which it gets there. A day earlier, on another H200, the ratio was 0.9967 (0.9963
-to 0.9972), and no phase was further off than 0.06 %.""",
+    "probe_overhead_h200": """The same on one H200, with a model large enough that the GPU sets the pace: the marks
+are CUDA events, and the profiler's time is between the passing of the same events, rebuilt from its trace.
+`kernels` is from a phase's first kernel to its last, `gpu_idle_before` what the GPU waited for its host before that
+(the profiler slows hosts). Over a whole request of 47 cycles the host's clock is short by the part of a cycle that
+it runs ahead; the settled figure leaves out the cycles in which it gets there. A day earlier, on another H200, the
+ratio was 0.9967 (0.9963 to 0.9972), and no phase was further off than 0.06 %.""",
     "nccl_log_cost": """What the evidence costs: microseconds per all-reduce with NCCL's log on as a server has it, over
 the same without, by start. `of_graphs` has the lines per operation, as where CUDA graphs decode; `without_operations`
 is what a server without graphs gets. In a graph the log is silent after capture, and no cost shows within what starts
