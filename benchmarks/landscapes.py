@@ -45,6 +45,13 @@ INERT_SETS = """
   buffer: {NCCL_BUFFSIZE: 16777216}
   no-infiniband: {NCCL_IB_DISABLE: 1}
 """
+X2_SETS = """
+  p2p-off: {NCCL_P2P_DISABLE: 1}
+  ll-ring: {NCCL_PROTO: LL, NCCL_ALGO: Ring}
+  simple: {NCCL_PROTO: Simple}
+  ll128: {NCCL_PROTO: LL128}
+  founding-six: {NCCL_PROTO: LL, NCCL_ALGO: Ring, NCCL_P2P_LEVEL: SYS, NCCL_BUFFSIZE: 16777216, NCCL_NTHREADS: 512}
+"""
 ALL_SETS = "[default, p2p-sys, ll, p2p-sys-ll, p2p-sys-tree, graph-file, no-p2p, no-infiniband]"
 STEPS = "num_steps: [0, 1, 2, 3, 4, 5, 7]"
 TREES = STEPS + "\n  eagle_topk: [1, 2, 4]\n  num_draft_tokens: [4, 8, 16]"
@@ -261,10 +268,16 @@ def _by_nccl_alone(search: SearchSpec) -> SearchSpec:
 
 
 _INERT = "[default, founding-six, ll, p2p-sys, channels, threads, buffer, no-infiniband]"
-_PCIE, _TURIN, _H200 = "rtx-pro-6000-pcie-x8", "rtx-pro-6000-turin-x8", "h200-nvlink-x8"
+_PCIE, _TURIN = "rtx-pro-6000-pcie-x8", "rtx-pro-6000-turin-x8"
+_H200, _H200_X2 = "h200-nvlink-x8", "h200-nvlink-x2"
 _H200_SEARCH = """num_steps: [0, 1, 2, 3, 4, 5, 6, 7]
   nccl: [default, founding-six, ll]
   args: {disable-custom-all-reduce: [false, true]}"""
+_H200_SETS = f"""num_steps: [0, 1, 2, 3, 4, 5, 6, 7]
+  nccl: {_INERT}"""
+_X2_SEARCH = """num_steps: [1, 2, 3]
+  nccl: [default, p2p-off, ll-ring, simple, ll128, founding-six]
+  args: {disable-custom-all-reduce: [true, false]}"""
 _LARGE = f"""num_steps: [0, 1, 2, 3, 4, 5, 6, 7, 8]
   eagle_topk: [1, 2, 4, 8]
   num_draft_tokens: [4, 6, 8, 10, 12, 16, 24, 32]
@@ -284,6 +297,7 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         ),
         Landscape(name="pcie-eagle3", machine=_PCIE, sets=INERT_SETS, search=f"{TREES}\n  nccl: {_INERT}"),
         Landscape(name="h200-48", machine=_H200, sets=INERT_SETS, search=_H200_SEARCH),
+        Landscape(name="h200-sets", machine=_H200, sets=INERT_SETS, search=_H200_SETS),
         _turin("turin"),
         _turin("turin-noise-x4", noise=4.0),
         _turin("turin-drift", bend=_drifting),
@@ -293,6 +307,9 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         _turin("broken-verify-steps", holds=False, bend=_verify_by_steps),
         _turin("broken-draft-nccl", holds=False, bend=_draft_by_nccl),
         _turin("broken-launches", holds=False, bend=_uneven_launches),
+        Landscape(
+            name="h200-x2-restless", machine=_H200_X2, drafter="mini", sets=X2_SETS, search=_X2_SEARCH, holds=False
+        ),
         Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
         Replay(name="h200-replay", recording="h200_kimi_mini_v1"),
         Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", part=_drafting, replicates=4),

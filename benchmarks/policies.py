@@ -14,7 +14,7 @@ import optuna
 import pyarrow.parquet as pq
 
 from benchmarks.landscapes import Landscape, Replay
-from sweeps.engines.base import EngineError, KernelTime
+from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Outcome, PlannedTrial
@@ -222,17 +222,18 @@ def _measure(
         mark = engine.now_s()
 
     relaunched = True
+    report: LaunchReport | None = None
     kernels: tuple[KernelTime, ...] = ()
     status = "completed"
     reason = None
     try:
-        if live == trial.launch_key and engine.switch(trial.served) is not None:
+        if live == trial.launch_key and (report := engine.switch(trial.served)) is not None:
             relaunched = False
             charge("switch")
         else:
             engine.close()
             charge("stop")
-            engine.launch(trial.served, step_candidates=trial.step_candidates)
+            report = engine.launch(trial.served, step_candidates=trial.step_candidates)
             charge("launch")
         for _ in range(study.spec.workload.warmup_blocks):
             engine.block_summary(0, rng=rng)
@@ -255,4 +256,11 @@ def _measure(
         return Outcome(
             status="failed", reason=str(error), stage=error.stage, kind=error.kind, relaunched=relaunched, seconds=spent
         )
-    return Outcome(status=status, reason=reason, relaunched=relaunched, seconds=spent, kernels=kernels)  # type: ignore[arg-type]
+    return Outcome(
+        status=status,  # type: ignore[arg-type]
+        reason=reason,
+        relaunched=relaunched,
+        seconds=spent,
+        kernels=kernels,
+        all_reduce=report.all_reduce,
+    )

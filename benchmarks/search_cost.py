@@ -90,9 +90,16 @@ def _take_from(site: str) -> None:
         sys.path.append(site)
 
 
-def summarise(names: Iterable[str], policies: Sequence[str], results: Results) -> dict[str, Any]:
-    """The figures of every landscape, and what they come to."""
-    return totals({name: _landscape(LANDSCAPES[name], policies, results) for name in names})
+def summarise(
+    names: Iterable[str], policies: Sequence[str], results: Results, *, earlier: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The figures of every landscape, and what they come to.
+
+    Args:
+        earlier: landscapes of a record; what other policies did there is kept.
+    """
+    known = {name: (earlier or {}).get(name, {}).get("policies", {}) for name in names}
+    return totals({name: _landscape(LANDSCAPES[name], policies, results, known[name]) for name in known})
 
 
 def totals(landscapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,18 +149,23 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, *, by: str) -> float | N
     return sum(row[name] * row[by] for row in rows if row[by]) / number if number else None
 
 
-def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: Results) -> dict[str, Any]:
+def _landscape(
+    landscape: Landscape | Replay, policies: Sequence[str], results: Results, earlier: Mapping[str, Any]
+) -> dict[str, Any]:
     space, values = Space(landscape.spec), landscape.truth(0)
     best = max(values, key=lambda member: values[member])
     bound_s = trial_s(landscape, best) + trial_s(landscape, space.control)
     grid_s = sum(trial_s(landscape, member) for member in values)
     arms = {
-        arm: {name: _policy(results[landscape.name, name, switch]) for name in policies}
+        arm: _in_order(
+            {**earlier.get(arm, {}), **{name: _policy(results[landscape.name, name, switch]) for name in policies}}
+        )
         for arm, switch in (("switch_in_place", True), ("relaunch", False))
     }
     ours_s = arms["switch_in_place"][OURS]["median_s"]
     with_table_s = arms["switch_in_place"].get(OURS_WITH_TABLE, {}).get("median_s")
-    others = [arms["switch_in_place"][name]["median_s"] for name in policies if name not in (OURS, OURS_WITH_TABLE)]
+    run = arms["switch_in_place"]
+    others = [run[name]["median_s"] for name in run if name not in (OURS, OURS_WITH_TABLE)]
     best_other_s = min((each for each in others if each is not None), default=None)
     known_s = oracle_s(landscape)
     return {
@@ -171,6 +183,10 @@ def _landscape(landscape: Landscape | Replay, policies: Sequence[str], results: 
         "ours_over_lower_bound": _ratio(ours_s, bound_s),
         "policies": arms,
     }
+
+
+def _in_order(arm: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arm[name] for name in POLICIES if name in arm}
 
 
 def _policy(runs: Sequence[Run]) -> dict[str, Any]:
@@ -267,7 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--landscapes", default=None, help="names, comma-separated; absent: all")
-    parser.add_argument("--renew", action="store_true", help="put these landscapes into the record, keep its others")
+    parser.add_argument("--policies", default=None, help="names, comma-separated; absent: all")
+    parser.add_argument("--renew", action="store_true", help="put these landscapes and policies into the record")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one seed each at a time")
     parser.add_argument("--torch-site", default="", help="site-packages to take torch from, for the policy gp")
     parser.add_argument("--gp-seeds", type=int, default=10, help="seeds of the policy gp, which is slow")
@@ -277,18 +294,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.landscapes:
         names = tuple(options.landscapes.split(","))
     seeds = options.seeds or (3 if options.short else 100)
-    of_policy = {name: seeds for name in POLICIES if name not in not_available()}
+    asked = options.policies.split(",") if options.policies else tuple(POLICIES)
+    of_policy = {name: seeds for name in asked if name not in not_available()}
     if "gp" in of_policy:
         of_policy["gp"] = min(seeds, options.gp_seeds)
     of_policy = {name: count for name, count in of_policy.items() if count}
+    earlier: Any = figures_of("search_cost")["landscapes"] if options.renew else None
     rounds = gather(names, of_policy, workers=options.workers, site=options.torch_site)
     for done, results in enumerate(rounds, start=1):
         if done == seeds or done % _RECORD_EVERY == 0:
-            figures = summarise(names, tuple(of_policy), results)
-            if not options.short and not options.landscapes:
-                record("search_cost", figures)
-            elif options.renew:
+            figures = summarise(names, tuple(of_policy), results, earlier=earlier)
+            if options.renew:
                 record("search_cost", renewed(figures_of("search_cost"), figures))
+            elif not options.short and not options.landscapes:
+                record("search_cost", figures)
             print(f"{done} of {seeds} seeds", file=sys.stderr, flush=True)
     print(json.dumps(figures, indent=2) if options.json else "\n".join(lines(figures)))
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
+from sweeps.observations import Observation
 from sweeps.spec import DEFAULT_NCCL_SET, SpecError
 
 LAUNCH_NOISE = 0.10
@@ -67,6 +68,15 @@ def all_reduces(kernels: Iterable[KernelTime]) -> float:
         for kernel in kernels
         if kernel.phase == "verify" and "nccl" in kernel.kernel.lower() and "allreduce" in kernel.kernel.lower()
     )
+
+
+def communication_ms(observations: Iterable[Observation]) -> float | None:
+    """Communication inside the control's forward, where its profiler window told: no NCCL set can win more."""
+    for seen in observations:
+        if seen.kernels and not seen.trial.configuration.speculates and not seen.trial.configuration.nccl_env:
+            kinds = [kernel for kernel in seen.kernels if kernel.phase == "verify" and kernel.kind == "communication"]
+            return sum(kernel.us_per_cycle for kernel in kinds) / 1000.0
+    return None
 
 
 def _at(by_tokens: Mapping[int, float], tokens: int) -> float:

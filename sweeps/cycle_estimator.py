@@ -29,7 +29,7 @@ _SETTLING = 0.5
 _FAR_OFF = 0.08
 """Share by which a prediction must lie below the incumbent so that it need not be checked."""
 _LAUNCH_SPREAD, _UNSETTLED = 0.004, 0.01
-"""Relative errors of a cycle time: between launches, and of the first block after one."""
+"""Relative errors of a cycle time: between launches at least, and of the first block after one."""
 _BLOCK_ACTIVITIES = ("warmup", "measure", "trace", "switch")
 
 _ESTIMATORS: weakref.WeakKeyDictionary[Observations, Estimator] = weakref.WeakKeyDictionary()
@@ -168,13 +168,20 @@ class Estimator:
         return missed
 
     def _open(self) -> list[Configuration]:
-        """Members that may still be measured."""
-        limit = self.space.spec.study.max_replicates
-        closed = {member for member, count in self._counts().items() if count >= limit} | self._failed()
-        kept = np.ones(len(self._members), dtype=np.bool_)
-        kept[[self.model.row(member) for member in closed & self._members]] = False
-        members = self.space.configurations()
-        return [members[row] for row in np.flatnonzero(kept)]
+        """Members that may still be measured; of several that are one thing to the server the first.
+
+        Those have their replicates together, except where launches are restless: there another launch tells more.
+        """
+        model, members = self.model, self.space.configurations()
+        units = np.arange(len(model.members)) if model.restless else model.stand_ins
+        counts = np.zeros(len(model.members), dtype=np.int64)
+        for configuration, count in self._counts().items():
+            counts[units[model.row(configuration)]] += count
+        kept = counts[units] < self.space.spec.study.max_replicates
+        kept[[model.row(member) for member in self._failed() & self._members]] = False
+        rows = np.flatnonzero(kept[: len(members)])
+        _, firsts = np.unique(model.stand_ins[rows], return_index=True)
+        return [members[row] for row in rows[np.sort(firsts)]]
 
     def _challenge(self) -> Configuration | None:
         """What would show that top-k and the rest of the incumbent's settings do not add up: to be run before the end.
@@ -185,7 +192,9 @@ class Estimator:
         incumbent = self.incumbent()
         if self._posterior is None or incumbent is None or not incumbent.speculates:
             return None
-        tried = {_cell(seen.trial.configuration) for seen in self.observations if seen.status != "running"}
+        incumbent = self.model.stand_in(incumbent)
+        ended = (seen.trial.configuration for seen in self.observations if seen.status != "running")
+        tried = {_cell(self.model.stand_in(each)) for each in ended}
         counts, failed, limit = self._counts(), self._failed(), self.space.spec.study.max_replicates
         cells = [
             member
@@ -213,7 +222,8 @@ class Estimator:
         configuration = seen.trial.configuration
         cycle_ms = float(cycles.mean())
         spread = float(cycles.std(ddof=1) / cycle_ms / math.sqrt(cycles.size)) if cycles.size > 1 else 0.01
-        cycle_error = math.hypot(spread, _LAUNCH_SPREAD, _UNSETTLED / cycles.size)
+        launched = max(_LAUNCH_SPREAD, self.model.launch_spread(drafts=configuration.speculates))
+        cycle_error = math.hypot(spread, launched, _UNSETTLED / cycles.size)
         reference = np.log(posterior.tok_s[theirs])
         relative = np.log(posterior.accept_length[own]) - reference
         scale = float(np.median(np.log(posterior.tok_s[own] * posterior.cycle_ms[own] / posterior.accept_length[own])))

@@ -121,8 +121,15 @@ WIDENED: Mapping[Factor, tuple[Term, ...]] = {
         Term(levels=("nccl", "eagle_topk", "speculates"), scales=(0.003, 0.02, 0.1)),
         Term(levels=("eagle_topk", "steps"), scales=(0.003, 0.02)),
     ),
-    "draft": (Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)), Term(levels=("steps",), scales=(0.02, 0.1))),
-    "rest": (Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)),),
+    "draft": (
+        Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)),
+        Term(levels=("steps",), scales=(0.02, 0.1, 0.4)),
+    ),
+    # Where a host is behind, by how much goes by step count, in no order (two H200).
+    "rest": (
+        Term(levels=("nccl", "eagle_topk"), scales=(0.02, 0.1)),
+        Term(levels=("steps",), scales=(0.02, 0.1, 0.4, 2.0)),
+    ),
     "accept_length": (
         Term(levels=("nccl",), scales=(0.003, 0.02, 0.08)),
         Term(levels=("args",), scales=(0.003, 0.02, 0.08)),

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain as concatenated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.allreduce_prior import AllReducePrior, all_reduces
+from sweeps.allreduce_prior import AllReducePrior, all_reduces, communication_ms
 from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of
-from sweeps.factor_model import FactorModel, Measurements
+from sweeps.cycle_series import block_spread, forward_ms, number_launches, overheads, series_of
+from sweeps.factor_model import QUIET, FactorModel, Measurements
 from sweeps.length_model import LengthModel, widening
+from sweeps.nccl_twins import find_stand_ins
 from sweeps.observations import Finding, Observation, Observations
+from sweeps.pinned_length import PinnedLength
 from sweeps.space import Configuration, Space
-from sweeps.summary import BlockSummary
+from sweeps.spec_checks import PINNED_LENGTH
 
 DRAWS = 256
 _SURPRISE = 4.0
@@ -61,7 +63,7 @@ class CycleModel:
     members: tuple[Configuration, ...] = ()
     _terms: dict[Factor, tuple[Term, ...]] = field(default_factory=dict)
     _factors: dict[Factor, FactorModel] = field(default_factory=dict)
-    _lengths: LengthModel = field(init=False)
+    _lengths: LengthModel | PinnedLength = field(init=False)
     _rows: dict[Configuration, int] = field(default_factory=dict)
     _speculates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     _tested: set[tuple[str, str, int]] = field(default_factory=set)
@@ -69,6 +71,8 @@ class CycleModel:
     _began_s: float = 0.0
     _expected: Floats | None = None
     """What the all-reduce table adds to each member's forward, as a share of it; once a trace told how often."""
+    stand_ins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Of each member the row of the one that is measured for it: NCCL sets are alike where they do not act."""
     _rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
@@ -78,17 +82,26 @@ class CycleModel:
         self._rng = np.random.default_rng((self.seed, 0xC1C))
         self._terms = influence_of(self.influence)
         lengths = self._terms.pop("accept_length")
-        self._lengths = LengthModel(self.space, self._rows, lengths, corrects_chains=self.influence is not None)
+        spec, corrected = self.space.spec, self.influence is not None
+        pinned = spec.engine.env.get(PINNED_LENGTH) if spec.acceptance == "pinned" else None
+        self._lengths = (
+            LengthModel(self.space, self._rows, lengths, corrects_chains=corrected)
+            if pinned is None
+            else PinnedLength(self.members, pinned=float(pinned))
+        )
+        self.stand_ins = np.arange(len(self.members))
         for factor in self._terms:
             self._build(factor)
 
     def posterior(self, observations: Observations, *, draws: int = DRAWS) -> Posterior | None:
         """Fit and draw; None while no trial has a block, or where the engine times no phase."""
         trials = [seen for seen in observations if seen.blocks and seen.trial.configuration in self._rows]
-        usable = [seen for seen in trials if _forward_ms(seen.blocks[-1]) is not None]
+        usable = [seen for seen in trials if forward_ms(seen.blocks[-1]) is not None]
         if not usable:
             return None
-        launches = _launches(observations)
+        failed = {seen.trial.configuration for seen in observations if seen.status == "failed"}
+        self.stand_ins = find_stand_ins(self.members, observations, failed=failed)
+        launches = number_launches(observations)
         self._began_s = usable[0].blocks[0].started_s
         contradicted = self._lengths.fit(usable, launches)
         if contradicted is not None:
@@ -98,7 +111,7 @@ class CycleModel:
         speculates = self._speculates[:, None]
         cycle_ms = times["forward"] + times["rest"]
         np.add(cycle_ms, times["draft"], out=cycle_ms, where=speculates)
-        overhead = np.where(speculates, *_overheads(usable))
+        overhead = np.where(speculates, *overheads(usable))
         return Posterior(
             members=self.members,
             accept_length=lengths,
@@ -111,8 +124,21 @@ class CycleModel:
         """(log of a trial's accept length as if it had run every block, its standard error); None without any."""
         return self._lengths.adjusted(seen)
 
+    def launch_spread(self, *, drafts: bool) -> float:
+        """What launches of one configuration are taken to differ by in their forward, relative; 0 before a fit."""
+        return self._factors["forward"].launch_scale(drafts=drafts)
+
+    @property
+    def restless(self) -> bool:
+        """Whether blocks of drafting servers differ by so much that their launches may, too."""
+        return self._factors["forward"].is_restless
+
     def row(self, configuration: Configuration) -> int:
         return self._rows[configuration]
+
+    def stand_in(self, configuration: Configuration) -> Configuration:
+        """The member that is measured for it, which may be itself."""
+        return self.members[int(self.stand_ins[self._rows[configuration]])]
 
     def _build(self, factor: Factor) -> None:
         own = design(self._terms[factor], self.members, expected=self._expected if factor == "forward" else None)
@@ -127,7 +153,7 @@ class CycleModel:
         observations: Observations,
     ) -> Floats:
         kept = [seen for seen in trials if factor != "draft" or seen.trial.configuration.speculates]
-        series = [(seen, _series(factor, seen)) for seen in kept]
+        series = [(seen, series_of(factor, seen)) for seen in kept]
         series = [(seen, values) for seen, values in series if values.size]
         if not series:
             return np.zeros((len(self.members), draws))
@@ -142,12 +168,14 @@ class CycleModel:
         model.fit(data, self._rng)
         if self._contradicted(factor, model, data, [seen for seen, _ in series]):
             self._factors[factor].fit(data, self._rng, sweeps=4)
-        gain = _communication_ms(observations) if factor == "forward" else None
+        gain = communication_ms(observations) if factor == "forward" else None
         drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
         if expected is not None:
             drawn += expected[:, None]
         floor = 0.2 * float(data.values.min())
-        return np.maximum(drawn, floor, out=drawn)
+        np.maximum(drawn, floor, out=drawn)
+        own = np.arange(len(self.members))
+        return drawn if np.array_equal(self.stand_ins, own) else drawn[self.stand_ins]
 
     def expected_ms(self, observations: Observations) -> Floats | None:
         """What NCCL sets add to each member's forward by the all-reduce table; None without it or without a trace.
@@ -172,21 +200,23 @@ class CycleModel:
     def _measurements(
         self, factor: Factor, series: list[tuple[Observation, Floats]], launches: Mapping[str, int]
     ) -> Measurements:
-        deviations = [values / values.mean() - 1.0 for _, values in series if values.size > 2]
-        spread = math.sqrt(
-            (sum(float((each**2).sum()) for each in deviations) + 3 * 0.004**2)
-            / (sum(each.size - 1 for each in deviations) + 3)
-        )
+        drafts = np.array([seen.trial.configuration.speculates for seen, _ in series])
+        of_drafts = block_spread([values for (_, values), own in zip(series, drafts, strict=True) if own])
+        restless = drafts & (of_drafts > QUIET)
+        quiet = block_spread([values for (_, values), own in zip(series, restless, strict=True) if not own])
         errors = [
-            max(_FLOOR[factor], spread / math.sqrt(values.size)) + (_UNSETTLED / values.size if values.size < 4 else 0)
-            for _, values in series
+            max(_FLOOR[factor], (of_drafts if own else quiet) / math.sqrt(values.size))
+            + (_UNSETTLED / values.size if values.size < 4 else 0)
+            for (_, values), own in zip(series, restless, strict=True)
         ]
         return Measurements(
-            rows=np.array([self._rows[seen.trial.configuration] for seen, _ in series]),
+            rows=self.stand_ins[[self._rows[seen.trial.configuration] for seen, _ in series]],
             values=np.array([float(values.mean()) for _, values in series]),
             errors=np.array(errors),
             launches=np.array([launches[seen.trial.trial_id] for seen, _ in series]),
             hours=np.array([self._hours(seen) for seen, _ in series]),
+            restless=restless,
+            block_spread=of_drafts,
         )
 
     def _hours(self, seen: Observation) -> float:
@@ -215,54 +245,3 @@ class CycleModel:
         self._terms[factor] = (*self._terms[factor], *WIDENED[factor])
         self._build(factor)
         self.findings.append(widening(factor, detail, numbers))
-
-
-def _launches(observations: Observations) -> dict[str, int]:
-    """Trial id -> number of the launch that served it."""
-    number, launches = -1, {}
-    for seen in observations:
-        number += seen.relaunched is not False or number < 0
-        launches[seen.trial.trial_id] = number
-    return launches
-
-
-def _forward_ms(block: BlockSummary) -> float | None:
-    return block.verify_ms if block.verify_ms is not None else block.verify_forward_ms
-
-
-def _series(factor: Factor, seen: Observation) -> Floats:
-    """A factor's value of each block; a launch's first block is left out where there are others."""
-    values: list[float] = []
-    for block in seen.blocks:
-        value = {
-            "forward": _forward_ms(block),
-            "draft": block.draft_ms,
-            "rest": None if block.gap_ms is None else block.gap_ms + (block.extend_ms or 0.0),
-        }[factor]
-        if value is not None:
-            values.append(value)
-    if seen.relaunched is not False and len(values) > 2:
-        values = values[1:]
-    return np.array(values)
-
-
-def _overheads(trials: list[Observation]) -> tuple[float, float]:
-    """Measured tok/s over accept length / cycle time, with and without speculation: batch size, what no phase has."""
-    ratios: dict[bool, list[float]] = {True: [], False: []}
-    for seen in trials:
-        for block in seen.blocks:
-            if block.cycle_ms:
-                ratio = block.tok_s * block.cycle_ms / (1000.0 * (block.accept_length or 1.0))
-                ratios[seen.trial.configuration.speculates].append(ratio)
-    every = list(concatenated(*ratios.values())) or [1.0]
-    with_speculation, without = (float(np.median(ratios[key] or every)) for key in (True, False))
-    return with_speculation, without
-
-
-def _communication_ms(observations: Observations) -> float | None:
-    """Communication inside the control's forward, where its profiler window told: no NCCL set can win more."""
-    for seen in observations:
-        if seen.kernels and not seen.trial.configuration.speculates and not seen.trial.configuration.nccl_env:
-            kinds = [kernel for kernel in seen.kernels if kernel.phase == "verify" and kernel.kind == "communication"]
-            return sum(kernel.us_per_cycle for kernel in kinds) / 1000.0
-    return None

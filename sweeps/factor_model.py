@@ -1,8 +1,9 @@
 """A Gaussian random-effects model of one factor, its scales weighed by the data. Numpy only.
 
 y = columns @ effects + deviation(configuration) + launch + drift * hours + noise. Each group of effects has one scale
-out of a short list; scales are sampled (Gibbs over the lists, a few particles), so that few levels seen do not make the
-model sure about the rest. Joint draws for every configuration come by Matheron's rule.
+out of a short list; so have launches, restless ones another. Scales are sampled (Gibbs over the lists, a few
+particles), so that few levels seen do not make the model sure about the rest. Joint draws for every configuration come
+by Matheron's rule.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from sweeps.cycle_influence import Design
 Floats = NDArray[np.float64]
 
 _DEVIATION = (0.0003, 0.001, 0.003, 0.01, 0.04)
-_LAUNCH = (0.0003, 0.001, 0.003, 0.01)
+_LAUNCH = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+QUIET = 0.01
+"""Launches differ by up to so much anywhere. Where blocks within one differ by more, launches differ by about what they
+do (two H200: 10 % and 8 % with drafts, 0.23 % and 0.1 % without): such launches are restless."""
+_ODDS_OUTSIDE = 0.001
+"""Of scales beyond QUIET, or for the restless beyond 1/4 to 2 times what blocks differ by."""
 _DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
 _PRIOR_OF_DEVIATION = (4.0, 4.0, 2.0, 0.5, 0.1)
 """Weights of _DEVIATION: the terms are believed until a measurement contradicts them."""
@@ -39,6 +45,10 @@ class Measurements:
     """Standard error of each value from its own blocks, in units of the value where `multiplies`."""
     launches: NDArray[np.int64]
     hours: Floats
+    restless: NDArray[np.bool_]
+    """Trials in whose launches blocks differ by more than QUIET."""
+    block_spread: float = 0.0
+    """What blocks of the restless differ by, relative."""
 
 
 @dataclass(slots=True)
@@ -61,7 +71,7 @@ class FactorModel:
         """Sample scales given the data, starting from those of the last fit."""
         groups = len(self.design.terms)
         options = [np.array(term.scales) for term in self.design.terms]
-        options += [np.array(_DEVIATION), np.array(_LAUNCH), np.array(_DRIFT_PER_HOUR)]
+        options += [np.array(each) for each in (_DEVIATION, _LAUNCH, _LAUNCH, _DRIFT_PER_HOUR)]
         unit = float(np.median(data.values)) if self.multiplies else 1.0
         values = data.values / unit
         size = values if self.multiplies else np.ones_like(values)
@@ -73,6 +83,9 @@ class FactorModel:
         for place, term in enumerate(self.design.terms):
             prior[place] = -math.log(2.0) * term.doubted * np.arange(len(term.scales), dtype=np.float64)
         prior[groups] = np.asarray(np.log(_PRIOR_OF_DEVIATION), dtype=np.float64)
+        launch, odds = np.array(_LAUNCH), math.log(_ODDS_OUTSIDE)
+        outside = (launch < data.block_spread / 4) | (launch > 2 * data.block_spread)
+        prior[groups + 1], prior[groups + 2] = np.where(launch > QUIET, odds, 0.0), np.where(outside, odds, 0.0)
         for _ in range(sweeps):
             self._gibbs(options, kernels, noise, values, prior, rng)
         chosen = np.stack([each[index] for each, index in zip(options, self._scales.T, strict=True)], axis=1)
@@ -82,10 +95,22 @@ class FactorModel:
         )
 
     def scales(self) -> Mapping[str, float]:
-        """Mean scale of each term and of deviation, launch and drift."""
+        """Mean scale of each term and of deviation, launch, restless launch and drift."""
         assert self._fitted is not None, "scales of a model that has not been fitted"
-        names = [*(term.name for term in self.design.terms), "deviation", "launch", "drift"]
+        names = [*(term.name for term in self.design.terms), "deviation", "launch", "restless launch", "drift"]
         return dict(zip(names, np.sqrt((self._fitted.chosen**2).mean(axis=0)).tolist(), strict=True))
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether launches were fitted with a scale of their own."""
+        return self._fitted is not None and bool(self._fitted.data.restless.any())
+
+    def launch_scale(self, *, drafts: bool) -> float:
+        """What launches of one configuration differ by, with drafts or without; 0 before a fit."""
+        if self._fitted is None:
+            return 0.0
+        place = len(self.design.terms) + 1 + (drafts and self.is_restless)
+        return float(np.sqrt((self._fitted.chosen[:, place] ** 2).mean()))
 
     def draw(
         self,
@@ -113,9 +138,12 @@ class FactorModel:
             width = scales[:groups][self.design.group]
             prior = rng.standard_normal((width.size, per)) * width[:, None] * self._tails(seen, per, rng)
             own = rng.standard_normal((len(places), per)) * scales[groups] * fitted.size[first][:, None]
-            launches = rng.standard_normal((int(data.launches.max()) + 1, per)) * scales[groups + 1]
-            drift = rng.standard_normal(per) * scales[groups + 2]
-            beside = (launches[data.launches] + data.hours[:, None] * drift) * fitted.size[:, None]
+            launch_scales = np.where(data.restless, scales[groups + 2], scales[groups + 1])
+            launches = rng.standard_normal((int(data.launches.max()) + 1, per))
+            drift = rng.standard_normal(per) * scales[groups + 3]
+            beside = (launches[data.launches] * launch_scales[:, None] + data.hours[:, None] * drift) * fitted.size[
+                :, None
+            ]
             error = rng.standard_normal((data.rows.size, per)) * np.sqrt(fitted.noise)[:, None]
             gap = inverse @ (fitted.values[:, None] - phi @ prior - own[index] - beside - error)
             effects.append(prior + width[:, None] ** 2 * (phi.T @ gap))
@@ -171,11 +199,13 @@ class FactorModel:
         phi = self.design.columns[data.rows]
         groups = [phi[:, self.design.group == place] for place in range(len(self.design.terms))]
         both = np.outer(size, size)
+        launched = (data.launches[:, None] == data.launches) * both
         return np.stack(
             [
                 *(part @ part.T for part in groups),
                 (data.rows[:, None] == data.rows) * both,
-                (data.launches[:, None] == data.launches) * both,
+                launched * ~(data.restless[:, None] | data.restless),
+                launched * (data.restless[:, None] & data.restless),
                 np.outer(data.hours, data.hours) * both,
             ]
         )

@@ -166,6 +166,7 @@ class LengthModel:
             errors=np.array([max(_FLOOR, entry.error) for entry in kept]),
             launches=np.array([entry.launch for entry in kept]),
             hours=np.zeros(len(kept)),
+            restless=np.zeros(len(kept), dtype=np.bool_),
         )
         model.fit(data, rng)
         shift = model.draw(draws, rng)

@@ -61,6 +61,8 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall seconds by activity (`tables.ACTIVITIES`), engine's clock."""
     kernels: tuple[KernelTime, ...] = ()
+    all_reduce: str | None = None
+    """What served the all-reduces, by the launch's evidence (`evidence.all_reduce_backend`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,8 @@ class Observation:
     """Wall seconds by activity; {} until the first block."""
     relaunched: bool | None = None
     kernels: tuple[KernelTime, ...] = ()
+    all_reduce: str | None = None
+    """What served the all-reduces; None until the trial has ended, and where the evidence does not tell."""
     reason: str | None = None
     kind: str | None = None
     """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
@@ -217,6 +221,7 @@ class Observations:
             relaunched=outcome.relaunched,
             seconds=dict(outcome.seconds or seen.seconds),
             kernels=outcome.kernels,
+            all_reduce=outcome.all_reduce,
         )
 
     def is_measured(self, configuration: Configuration) -> bool:

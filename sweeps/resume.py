@@ -24,6 +24,7 @@ _TRIAL_COLUMNS = [
     "acceptance",
     "configuration_id",
     "relaunched",
+    "all_reduce",
     "started_at",
     *(f"{activity}_s" for activity in ACTIVITIES),
 ]
@@ -77,6 +78,7 @@ def _observation(
         kernels=tuple(
             KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())
         ),
+        all_reduce=row["all_reduce"],
         reason=row["reason"],
         kind=blamed(row["kind"]),
         refused=row["status"] == "invalid",

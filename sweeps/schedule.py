@@ -30,6 +30,8 @@ class Schedule:
         self._grid = tuple(member for _, member in sorted(places, key=lambda entry: entry[0]))
         if not any(_is_control(seen) for seen in observations):
             self._due.append("control")
+        elif (newest := list(observations)[-1]).trial.role == "incumbent" and newest.kind == "interrupted":
+            self._due.append("incumbent")
 
     @property
     def num_candidates(self) -> int:

@@ -68,6 +68,7 @@ class SweepStudy:
         self._schedule = Schedule(spec, space, self.observations, clock)
         self._finished = False
         self._said_why = False
+        self._is_certain = False
         self._findings: list[Finding] = []
         self._members = frozenset(space.configurations())
         self._random = random.Random(f"{spec.study.seed}-{len(self.observations)}")
@@ -113,7 +114,7 @@ class SweepStudy:
             elif self._is_unchecked():
                 trial = self._beside("incumbent")
             else:
-                self._finished = not self._schedule.close()
+                self._finished = not (self._schedule.close() or self._withdraw())
         if trial is not None:
             self.observations.start(trial)
         return trial
@@ -163,7 +164,7 @@ class SweepStudy:
         self.stop_reason = self._schedule.budget_reached()
         if self.stop_reason is None and (certified := self._certified()) is not None:
             if not self._is_unchecked():
-                self.stop_reason = certified
+                self.stop_reason, self._is_certain = certified, True
             elif not any(seen.trial.role == "incumbent" for seen in self.observations.running):
                 return self._beside("incumbent")  # counts once its winner was measured
         if self.stop_reason is not None:
@@ -229,14 +230,27 @@ class SweepStudy:
         )
 
     def _certified(self) -> str | None:
-        wanted = self.spec.study.stop_probability
-        sampler = self.study.sampler
-        if wanted is None or not isinstance(sampler, CertifyingSampler):
-            return None
-        probability = sampler.probability_within(self.spec.study.stop_within)
-        if probability is None or probability < wanted:
+        wanted, probability = self.spec.study.stop_probability, self._certainty()
+        if wanted is None or probability is None or probability < wanted:
             return None
         return f"P(incumbent within {self.spec.study.stop_within:.1%} of the best) = {probability:.3f} >= {wanted}"
+
+    def _certainty(self) -> float | None:
+        sampler = self.study.sampler
+        certifies = isinstance(sampler, CertifyingSampler)
+        return sampler.probability_within(self.spec.study.stop_within) if certifies else None
+
+    def _withdraw(self) -> bool:
+        """Search on where the winner, launched again at the end, was not what it seemed."""
+        newest = list(self.observations)[-1].trial
+        if not self._is_certain or newest.role != "incumbent" or self._certified() is not None:
+            return False
+        probability = self._certainty()
+        now = "cannot be told" if probability is None else f"is {probability:.3f}"
+        detail = f"{newest.configuration.label} was launched again, and P(incumbent within stop_within) {now}"
+        self._findings.append(Finding(event="certificate_withdrawn", detail=detail))
+        self.stop_reason, self._is_certain, self._said_why = None, False, False
+        return True
 
 
 def _check(spec: SweepSpec, space: Space) -> None:

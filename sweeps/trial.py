@@ -110,6 +110,12 @@ class Measurement:
     def relaunched(self) -> bool | None:
         return self._relaunched
 
+    @property
+    def all_reduce(self) -> str | None:
+        """What serves the all-reduces, once the launch has told."""
+        report = None if self._relaunched is None else self._held.report
+        return None if report is None else report.all_reduce
+
     def advance(self) -> BlockSummary | Outcome:
         """Measure the next block (the first call also launches or switches, and warms up), or end the trial.
 
@@ -286,7 +292,11 @@ class Measurement:
 
     def _end(self, outcome: Outcome) -> Outcome:
         self._outcome = replace(
-            outcome, relaunched=self._relaunched, seconds=self._ledger.seconds, kernels=self._kernels
+            outcome,
+            relaunched=self._relaunched,
+            seconds=self._ledger.seconds,
+            kernels=self._kernels,
+            all_reduce=self.all_reduce,
         )
         self._rows.trial.update(status=outcome.status, reason=outcome.reason, stage=outcome.stage, kind=outcome.kind)
         self._stamp()

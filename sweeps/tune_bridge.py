@@ -58,6 +58,7 @@ class BlockResult:
 
     block: BlockSummary
     seconds: Mapping[str, float]
+    all_reduce: str | None = None
 
 
 class SweepObserver(Protocol):
@@ -106,7 +107,8 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             result = self._measurement.advance()
         if isinstance(result, BlockSummary):
             seconds = self._total(self._measurement.seconds)
-            return {"block": BlockResult(block=result, seconds=seconds), "done": False}
+            newest = BlockResult(block=result, seconds=seconds, all_reduce=self._measurement.all_reduce)
+            return {"block": newest, "done": False}
         return {"outcome": replace(result, seconds=self._total(result.seconds)), "done": True}
 
     def cleanup(self) -> None:
@@ -190,7 +192,8 @@ class StudySearcher(Searcher):  # type: ignore[misc]
             record_decision(self.run.folder, trial.trial_id, decision, sweep_id=self.run.sweep_id, at_s=at_s)
         self.observer.block_done(trial, block, decision)
         if decision.prune:
-            self._end(trial_id, Outcome(status="pruned", reason=decision.reason, seconds=newest.seconds))
+            reason, served = decision.reason, newest.all_reduce
+            self._end(trial_id, Outcome(status="pruned", reason=reason, seconds=newest.seconds, all_reduce=served))
         return decision.prune
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:

@@ -90,6 +90,7 @@ def observed(
     kernels: tuple[KernelTime, ...] = (),
     scale: Length = lambda c: 1.0,
     nccl_ms: dict[str, float] | None = None,
+    all_reduce: str | None = None,
 ) -> Observations:
     rng, seen = np.random.default_rng(5), Observations()
     for number, (steps, nccl) in enumerate(wanted):
@@ -105,9 +106,10 @@ def observed(
         seen.start(trial)
         for block in blocks_of(configuration, rng, scale=scale, nccl_ms=nccl_ms):
             seen.add_block(trial.trial_id, block, seconds={"launch": 400.0, "measure": 40.0})
+        seconds = {"launch": 400.0, "measure": 40.0}
         seen.finish(
             trial.trial_id,
-            Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}, kernels=kernels),
+            Outcome(status="completed", relaunched=True, seconds=seconds, kernels=kernels, all_reduce=all_reduce),
         )
     return seen
 
@@ -219,7 +221,14 @@ def test_draws_of_a_factor_cover_what_they_do_not_know() -> None:
         noisy = values[rows] * (1.0 + 0.001 * rng.standard_normal(4))
         model = FactorModel(own)
         model.fit(
-            Measurements(rows=rows, values=noisy, errors=np.full(4, 0.001), launches=np.arange(4), hours=np.zeros(4)),
+            Measurements(
+                rows=rows,
+                values=noisy,
+                errors=np.full(4, 0.001),
+                launches=np.arange(4),
+                hours=np.zeros(4),
+                restless=np.zeros(4, dtype=np.bool_),
+            ),
             rng,
             sweeps=6,
         )
@@ -249,3 +258,55 @@ def test_a_pinned_trial_of_a_mixed_sweep_tells_the_cycle_and_no_accept_length() 
     assert posterior.tok_s[at].mean() == pytest.approx(truth(configuration), rel=0.01)
     assert model.adjusted_length(first["t0009"]) is None
     assert model.adjusted_length(first["t0002"]) is not None
+
+
+def test_where_another_kernel_all_reduces_one_set_tells_of_all() -> None:
+    space = Space(parse_spec(SPEC, source="model"))
+    wanted = [(0, "default"), (7, "default"), (3, "default"), (1, "default")]
+    spreads = {}
+    for all_reduce in ("nccl", "custom"):
+        model = CycleModel(space)
+        posterior = model.posterior(observed(space, wanted, all_reduce=all_reduce))
+        assert posterior is not None
+        own, other = (posterior.tok_s[row(space, 3, name)] for name in ("default", "d"))
+        spreads[all_reduce] = float(np.std(other / own))
+        assert (model.stand_in(space.configurations()[row(space, 3, "d")]).nccl_set == "default") == (
+            all_reduce == "custom"
+        )
+    assert spreads["custom"] == 0.0
+    assert spreads["nccl"] > 0.01
+
+
+def restless(space: Space, *, block: float, launch: float, seed: int) -> Observations:
+    """Four launches of 3 steps with NCCL sets that do nothing, after a quiet control."""
+    rng, quiet = np.random.default_rng(seed), observed(space, [(0, "default")])
+    for number, nccl in enumerate(("default", "a", "b", "c"), start=1):
+        configuration = space.configurations()[row(space, 3, nccl)]
+        trial = plan(configuration, space, f"t{number:04d}")
+        quiet.start(trial)
+        luck = np.exp(launch * rng.standard_normal())
+        for each in blocks_of(configuration, rng, nccl_ms=dict.fromkeys(NCCL_MS, 0.0)):
+            slow = luck * np.exp(block * rng.standard_normal())
+            times = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
+            changed = {name: slow * getattr(each, name) for name in times}
+            quiet.add_block(
+                trial.trial_id, replace(each, tok_s=each.tok_s / slow, **changed), seconds={"launch": 400.0}
+            )
+        quiet.finish(trial.trial_id, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0}))
+    return quiet
+
+
+def test_launches_may_differ_as_much_as_blocks_within_one_do() -> None:
+    """The control's quiet launches and blocks say nothing of servers that draft, and wait for their host."""
+    space = Space(parse_spec(SPEC, source="model"))
+    learnt = {}
+    for name, (block, launch) in {"restless": (0.08, 0.1), "quiet": (0.001, 0.001)}.items():
+        spreads = []
+        for seed in range(6):
+            model = CycleModel(space, seed=seed)
+            model.posterior(restless(space, block=block, launch=launch, seed=seed))
+            spreads.append(model.launch_spread(drafts=True))
+            assert model.launch_spread(drafts=False) < 0.011
+        learnt[name] = float(np.median(spreads))
+    assert 0.02 < learnt["restless"] < 0.15
+    assert learnt["quiet"] < 0.01

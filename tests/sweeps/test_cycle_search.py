@@ -36,7 +36,9 @@ def measure(study: SweepStudy, rng: np.random.Generator, *, slow: float = 1.0) -
     seconds = {"launch": 400.0, "measure": 40.0}
     outcome = Outcome(status="completed", relaunched=True, seconds=seconds)
     for block in blocks_of(trial.configuration, rng):
-        changed = replace(block, tok_s=block.tok_s / slow, cycle_ms=(block.cycle_ms or 0.0) * slow)
+        times = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
+        slower = {name: slow * value for name in times if (value := getattr(block, name)) is not None}
+        changed = replace(block, tok_s=block.tok_s / slow, **slower)
         if (decision := study.report(trial, changed, seconds=seconds)).prune:
             outcome = Outcome(status="pruned", reason=decision.reason, relaunched=True, seconds=seconds)
             break
@@ -226,3 +228,35 @@ def test_a_mixed_sweep_knows_which_server_its_next_trial_needs() -> None:
             needed = space.launch_key(replace(member, pinned=wanted == "pinned"))
             assert (cost < 400.0) == (needed == trial.launch_key)
     assert up == {"measured", "pinned"}
+
+
+def certain(extra: str) -> tuple[SweepStudy, np.random.Generator]:
+    """A sweep whose search has stopped as certain; the last control and the winner again are to come."""
+    spec = parse_spec(SPEC + CHOICES + extra, source="search")
+    study, rng = SweepStudy(spec, Space(spec)), np.random.default_rng(0)
+    while study.stop_reason is None:
+        measure(study, rng)  # the last one asks for a control
+    return study, rng
+
+
+def test_a_winner_that_wins_again_ends_the_sweep() -> None:
+    study, rng = certain("control: {every: 0}\n")
+    measure(study, rng)
+    assert study.ask() is None
+    assert study.finished
+
+
+def test_a_winner_that_was_one_launchs_luck_is_no_winner() -> None:
+    """Two H200: 526 tok/s and certain, 467 when it was launched again."""
+    study, rng = certain("control: {every: 0}\n")
+    winner = study.incumbent
+    study.drain_findings()
+    again, _ = measure(study, rng, slow=1.4)
+    assert again == winner
+    following = study.ask()
+    assert following is not None
+    assert following.role == "candidate"
+    assert study.stop_reason is None
+    (withdrawn,) = study.drain_findings()
+    assert withdrawn.event == "certificate_withdrawn"
+    assert "was launched again" in withdrawn.detail

@@ -29,6 +29,7 @@ def test_the_last_attempt_is_taken_and_every_attempt_is_paid(tmp_path: Path) -> 
     assert seen.seconds["failed"] == 100.0
     assert sum(seen.seconds.values()) == engine.clock_s
     assert [kernel.kind for kernel in seen.kernels] == ["communication"]
+    assert seen.all_reduce == "nccl"
 
 
 def test_the_search_goes_on_from_the_concurrency_that_it_decides_on(tmp_path: Path) -> None:

@@ -441,6 +441,23 @@ def test_a_mixed_sweep_that_was_interrupted_before_the_check_goes_on_with_it(tmp
     assert (asked.role, asked.configuration, asked.acceptance) == ("incumbent", check.configuration, "measured")
 
 
+def test_an_incumbent_whose_repeat_was_interrupted_is_repeated_by_the_next_driver(tmp_path: Path) -> None:
+    spec = stub_spec("budget: {trials: 2}\n")
+    study, trials = run(spec, tmp_path)
+    assert [trial.role for trial in trials[-2:]] == ["control", "incumbent"]
+    interrupted = [
+        replace(seen, status="failed", kind="interrupted", blocks=()) if seen.trial == trials[-1] else seen
+        for seen in study.observations
+    ]
+    resumed = SweepStudy(spec, study.space, observations=Observations(interrupted))
+    asked = resumed.ask()
+    assert asked is not None
+    assert (asked.role, asked.configuration) == ("incumbent", trials[-1].configuration)
+    resumed.tell(asked, Outcome(status="completed"))
+    assert resumed.ask() is None
+    assert resumed.finished
+
+
 @pytest.mark.parametrize("sampler", ["grid", "cycle_model"])
 def test_a_mixed_sweep_on_two_nodes_checks_its_winner_once(sampler: str, tmp_path: Path) -> None:
     stop = ", stop_probability: 0.95" if sampler == "cycle_model" else ""

@@ -125,6 +125,8 @@ def test_a_sweep_prunes_refuses_and_keeps_its_actor(weird_tmp_path: Path) -> Non
     machines = {row["machine"] for row in rows.values() if row["status"] != "invalid"}
     assert len(machines) == 1, "the engine was opened more than once"
     assert {row["relaunched"] for row in rows.values() if row["status"] == "completed"} == {True, False}
+    served = {(seen.status, seen.all_reduce) for seen in study.observations if seen.status != "failed"}
+    assert served == {("completed", "nccl"), ("pruned", "nccl")}, "the search was not told who serves all-reduces"
     assert not list((folder.root / "journal").iterdir())
     blocks = read_table(folder, "blocks")
     assert blocks.num_rows == sum(int(str(row["num_blocks"])) for row in rows.values())
