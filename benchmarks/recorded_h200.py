@@ -23,6 +23,7 @@ SWEEPS = (
     "h200_kimi_large_relaunch_other_gpu_v1",
     "h200_kimi_large_relaunch_v2",
     "h200_x2_nccl_v1",
+    "h200_x2_search_v1",
 )
 CHAINS = {
     "miniature, switched, kernel caches cold": "h200_kimi_mini_v1",

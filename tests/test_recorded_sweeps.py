@@ -26,6 +26,7 @@ LARGE = (
 )
 WHOLE = ("h200_kimi_large_switch_v1", "h200_kimi_large_relaunch_v2")
 TWO_GPUS = ASSETS / "h200_x2_nccl_v1"
+SEARCHED = ASSETS / "h200_x2_search_v1"
 
 
 def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -152,6 +153,24 @@ def test_on_two_gpus_nccl_settings_are_not_exercised_where_custom_all_reduce_ser
     assert {row["rank"] for row in asked} == {0, 1}
     assert {row["setting"] for row in asked} >= {"env.NCCL_PROTO", "env.NCCL_ALGO", "env.NCCL_BUFFSIZE"}
     assert {row["grade"] for row in asked} == {"not_exercised"}
+
+
+def test_a_recorded_search_took_back_what_it_had_been_certain_of(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ResultsFolder(SEARCHED)
+    stops = [row for row in read_table(folder, "events").to_pylist() if row["event"] == "search_stopped"]
+    winners = [row for row in read_table(folder, "trials").to_pylist() if row["all_reduce"] == "custom"]
+    blocks = read_table(folder, "blocks").to_pylist()
+    rates = {
+        row["trial_id"]: max(block["tok_s"] for block in blocks if block["trial_id"] == row["trial_id"])
+        for row in winners
+    }
+
+    reasons = [row["detail"] for row in sorted(stops, key=lambda row: row["at_s"])]
+    assert reasons[0].startswith("P(incumbent within 1.0% of the best) = 0.996")
+    assert reasons[-1].startswith("budget.gpu_hours")
+    assert {row["nccl_set"] for row in winners} == {"p2p-off"}, "a set that cannot act was launched"
+    assert rates["i0001"] < 0.95 * rates["t0003"]
+    assert verdict(SEARCHED, capsys)["speculation_pays"]["verdict"] == "undecided"
 
 
 def test_phases_of_recorded_cycles_add_up() -> None:
