@@ -55,9 +55,9 @@ launch of the control and one of the best; the oracle is told the best and has t
 nothing can be further below the others than it is. `cycle_model+table` starts from an all-reduce table, whose seconds
 count (10 for each NCCL set and launch, as measured on two H200). In a replay the truth is what one launch of each
 configuration happened to reach: in `h200-replay-nccl` the best is one of four sets that are one choice to NCCL.
-`h200-x2-restless` is simulated with what launches of drafting servers differed by on two H200 (10 %), more than most
-configurations do: few sweeps end as certain there, by every policy's luck. The other policies' columns are of an earlier
-day's run of the same code.""",
+`h200-x2-restless` is simulated with what launches of drafting servers differed by on two H200 (10 %), which is more
+than most configurations do: few of our sweeps end as certain there. In landscapes of before, the columns of other
+policies are a day older than ours; nothing that they use has changed since.""",
 }
 
 
