@@ -18,7 +18,7 @@ from sweeps.cycle_influence import Floats
 from sweeps.cycle_model import CycleModel, Posterior
 from sweeps.observations import Observation, Observations
 from sweeps.space import Configuration, Space
-from sweeps.spec import Metric
+from sweeps.spec import DEFAULT_NCCL_SET, Metric
 
 _RELAUNCH_S = 400.0
 """Until the sweep has launched once."""
@@ -152,7 +152,22 @@ class Estimator:
         score = (settles + _GAIN_WEIGHT * share) * (1.0 - self._failure_risk(candidates)) / self._cost_s(rows)
         if not score.any():  # nothing is expected to win: the least certain loser
             score = np.quantile(values - own, 0.999, axis=1)
-        return candidates[int(score.argmax())]
+        return self._plainly(candidates[int(score.argmax())], candidates)
+
+    def _plainly(self, wanted: Configuration, candidates: Sequence[Configuration]) -> Configuration:
+        """The same with NCCL's default, where these arguments were never launched and nothing speaks for the set.
+
+        The first launch tells whether sets act there at all. Where they do not, a winner should ask for none: in
+        prefill, which no decode rate shows, they do.
+        """
+        if any(_served_alike(seen.trial.configuration, wanted) for seen in self.observations):
+            return wanted
+        plain = replace(wanted, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
+        if plain not in candidates:
+            return wanted
+        ours, theirs = (self._values[self.model.row(each)] for each in (wanted, plain))
+        better = ours - theirs > self.space.spec.study.stop_within * np.abs(theirs)
+        return wanted if better.mean() > 0.5 else plain
 
     def _missed(self, within: float) -> NDArray[np.bool_]:
         """Of each draw: whether the incumbent is more than `within` below the best."""
@@ -340,6 +355,10 @@ class Estimator:
 
 def _cell(configuration: Configuration) -> tuple[object, ...]:
     return (configuration.eagle_topk, *_settings(configuration))
+
+
+def _served_alike(one: Configuration, other: Configuration) -> bool:
+    return (one.args, one.env) == (other.args, other.env)
 
 
 def _settings(configuration: Configuration) -> tuple[object, ...]:

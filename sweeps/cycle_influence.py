@@ -153,12 +153,17 @@ class Design:
 
 
 def design(
-    terms: Iterable[Term], configurations: tuple[Configuration, ...], *, expected: Floats | None = None
+    terms: Iterable[Term],
+    configurations: tuple[Configuration, ...],
+    *,
+    expected: Floats | None = None,
+    nccl_acts: NDArray[np.bool_] | None = None,
 ) -> Design:
     """Build the columns of `terms`; a level that no two configurations differ in has none.
 
     Args:
         expected: (configurations,) the line EXPECTED, where a term has it.
+        nccl_acts: (configurations,) whether NCCL sets can have an effect there; None: everywhere.
     """
     kept: list[Term] = []
     blocks: list[Floats] = []
@@ -168,6 +173,8 @@ def design(
             line = np.zeros(len(configurations)) if expected is None else expected
         else:
             line = np.array([math.prod(LINES[name](c) for name in term.lines) for c in configurations])
+        if nccl_acts is not None and "nccl" in term.levels:
+            line = line * nccl_acts
         keys = [tuple(level(c, name) for name in term.levels) for c in configurations]
         known = dict.fromkeys(keys)
         if (term.levels and len(known) < 2) or not line.any():

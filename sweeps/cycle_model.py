@@ -19,7 +19,7 @@ from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influe
 from sweeps.cycle_series import block_spread, forward_ms, number_launches, overheads, series_of
 from sweeps.factor_model import QUIET, FactorModel, Measurements
 from sweeps.length_model import LengthModel, widening
-from sweeps.nccl_twins import find_stand_ins
+from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
 from sweeps.observations import Finding, Observation, Observations
 from sweeps.pinned_length import PinnedLength
 from sweeps.space import Configuration, Space
@@ -73,6 +73,7 @@ class CycleModel:
     """What the all-reduce table adds to each member's forward, as a share of it; once a trace told how often."""
     stand_ins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Of each member the row of the one that is measured for it: NCCL sets are alike where they do not act."""
+    _nccl_acts: NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=np.bool_))
     _rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
@@ -90,6 +91,7 @@ class CycleModel:
             else PinnedLength(self.members, pinned=float(pinned))
         )
         self.stand_ins = np.arange(len(self.members))
+        self._nccl_acts = np.ones(len(self.members), dtype=np.bool_)
         for factor in self._terms:
             self._build(factor)
 
@@ -99,8 +101,7 @@ class CycleModel:
         usable = [seen for seen in trials if forward_ms(seen.blocks[-1]) is not None]
         if not usable:
             return None
-        failed = {seen.trial.configuration for seen in observations if seen.status == "failed"}
-        self.stand_ins = find_stand_ins(self.members, observations, failed=failed)
+        self._learn_where_nccl_acts(observations)
         launches = number_launches(observations)
         self._began_s = usable[0].blocks[0].started_s
         contradicted = self._lengths.fit(usable, launches)
@@ -140,8 +141,18 @@ class CycleModel:
         """The member that is measured for it, which may be itself."""
         return self.members[int(self.stand_ins[self._rows[configuration]])]
 
+    def _learn_where_nccl_acts(self, observations: Observations) -> None:
+        acts = where_nccl_acts(self.members, observations)
+        if not np.array_equal(acts, self._nccl_acts):
+            self._nccl_acts = acts
+            for factor in self._terms:
+                self._build(factor)
+        failed = {seen.trial.configuration for seen in observations if seen.status == "failed"}
+        self.stand_ins = find_stand_ins(self.members, acts, failed=failed)
+
     def _build(self, factor: Factor) -> None:
-        own = design(self._terms[factor], self.members, expected=self._expected if factor == "forward" else None)
+        expected = self._expected if factor == "forward" else None
+        own = design(self._terms[factor], self.members, expected=expected, nccl_acts=self._nccl_acts)
         self._factors[factor] = FactorModel(own, particles=_PARTICLES[factor])
 
     def _fit_times(

@@ -20,19 +20,28 @@ from sweeps.space import Configuration
 _BY_NCCL = frozenset({"nccl", "nccl_symmetric"})
 
 
+def where_nccl_acts(members: Sequence[Configuration], observations: Iterable[Observation]) -> NDArray[np.bool_]:
+    """Of each member whether NCCL does its all-reduces, or may, (members,)."""
+    inert = _inert(observations)
+    if not inert:
+        return np.ones(len(members), dtype=np.bool_)
+    return np.array([_settings(member) not in inert for member in members])
+
+
 def find_stand_ins(
-    members: Sequence[Configuration], observations: Iterable[Observation], *, failed: Collection[Configuration] = ()
+    members: Sequence[Configuration], nccl_acts: NDArray[np.bool_], *, failed: Collection[Configuration] = ()
 ) -> NDArray[np.int64]:
-    """Of each member the row of the one that stands for it, (members,): its own where NCCL serves, or may.
+    """Of each member the row of the one that stands for it, (members,): its own where NCCL sets act.
 
     Args:
         failed: they stand for themselves alone.
     """
-    inert = _inert(observations)
+    if nccl_acts.all():
+        return np.arange(len(members))
     first: dict[object, int] = {}
     rows = []
-    for row, member in enumerate(members):
-        if _settings(member) not in inert or member in failed:
+    for row, (member, acts) in enumerate(zip(members, nccl_acts.tolist(), strict=True)):
+        if acts or member in failed:
             rows.append(row)
         else:
             rows.append(first.setdefault(replace(member, nccl_set="", nccl_env=()), row))

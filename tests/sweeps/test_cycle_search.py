@@ -260,3 +260,23 @@ def test_a_winner_that_was_one_launchs_luck_is_no_winner() -> None:
     (withdrawn,) = study.drain_findings()
     assert withdrawn.event == "certificate_withdrawn"
     assert "was launched again" in withdrawn.detail
+
+
+def test_arguments_never_launched_are_entered_with_nccl_as_it_is() -> None:
+    """Whether sets act there is what the first launch tells, and no set was seen to be better."""
+    landscape = LANDSCAPES["h200-48"]
+    spec = replace(landscape.spec, study=replace(landscape.spec.study, sampler=Choice(name="cycle_model")))
+    for seed in range(4):
+        study = SweepStudy(replace(spec, study=replace(spec.study, seed=seed)), Space(spec))
+        engine, rng, entered = SimulatedEngine(spec, seed=seed), np.random.default_rng(seed), {}
+        for _ in range(12):
+            trial = study.ask()
+            assert trial is not None
+            entered.setdefault(trial.configuration.args, trial.configuration.nccl_set)
+            report = engine.launch(trial.configuration)
+            for index in range(3):
+                study.report(trial, engine.block_summary(index, rng=rng), seconds={"launch": 300.0})
+            outcome = Outcome(status="completed", relaunched=True, all_reduce=report.all_reduce)
+            study.tell(trial, replace(outcome, seconds={"launch": 300.0, "measure": 10.0}))
+        assert len(entered) == 2
+        assert set(entered.values()) == {"default"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sweeps.engines.base import KernelTime
-from sweeps.nccl_twins import find_stand_ins
+from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
 from sweeps.observations import Observation
 from sweeps.space import Configuration, Space
 from sweeps.spec import parse_spec
@@ -44,7 +44,7 @@ def seen(configuration: Configuration, all_reduce: str | None, kernels: tuple[Ke
 
 
 def groups(*observations: Observation, failed: frozenset[Configuration] = frozenset()) -> set[frozenset[Configuration]]:
-    rows = find_stand_ins(MEMBERS, observations, failed=failed).tolist()
+    rows = find_stand_ins(MEMBERS, where_nccl_acts(MEMBERS, observations), failed=failed).tolist()
     return {frozenset(MEMBERS[place] for place, row in enumerate(rows) if row == each) for each in rows}
 
 
@@ -90,7 +90,7 @@ def test_a_set_that_failed_is_no_stand_in_and_has_none() -> None:
 
 
 def test_a_stand_in_is_a_member_of_its_group() -> None:
-    rows = find_stand_ins(MEMBERS, [seen(CUSTOM, "custom")])
+    rows = find_stand_ins(MEMBERS, where_nccl_acts(MEMBERS, [seen(CUSTOM, "custom")]))
     assert (rows[rows] == rows).all()
     for place, row in enumerate(rows.tolist()):
         assert replace(MEMBERS[place], nccl_set="", nccl_env=()) == replace(MEMBERS[row], nccl_set="", nccl_env=())
