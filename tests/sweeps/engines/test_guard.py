@@ -70,6 +70,7 @@ class Bench:
         return self.log.read_text() if self.log.exists() else ""
 
     def daemon(self) -> tuple[int, int]:
+        until(lambda: any(line.startswith("daemon") for line in self.text().splitlines()), "the daemon's first words")
         pid, port = next(line for line in self.text().splitlines() if line.startswith("daemon")).split()[1:]
         return int(pid), int(port)
 
