@@ -18,7 +18,7 @@ from analysis.report import write_report
 from analysis.server_log import read_server_log
 from analysis.short_form import print_short_form
 from analysis.verdict import verdict
-from sweeps.tables import TableError
+from sweeps.results.tables import TableError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from analysis.served import corrections, with_served
 from analysis.unread import with_twins
-from sweeps.tables import ACTIVITIES, ResultsFolder, TableError, read_table
+from sweeps.results.tables import ACTIVITIES, ResultsFolder, TableError, read_table
 
 _IMPOSSIBLY_SLOW_TOK_S = 1e-3
 _CLOCK_TOLERANCE = 0.02

@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sweeps.results.tables import ResultsFolder
 from sweeps.spec import EngineSpec, ResourceSpec, SweepSpec
-from sweeps.tables import ResultsFolder
 
 _ANSWER_WITHIN_S = 30.0
 _VIRTUAL_ENGINES = frozenset({"simulated", "replay"})

@@ -9,9 +9,9 @@ from ray_jobs.node_checks import Check
 from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
 from sweeps.engines.kernel_trace import communication_share
+from sweeps.results.tables import ResultsFolder
 from sweeps.space import Configuration, Space
 from sweeps.spec import SpecError, SweepSpec
-from sweeps.tables import ResultsFolder
 from sweeps.workload import Block
 
 NAME = "communication in verify"

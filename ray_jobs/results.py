@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
 from sweeps.space import Space
 from sweeps.spec import SpecError, SweepSpec, fingerprint
-from sweeps.tables import SCHEMA_VERSION, ResultsFolder, TableError
 
 _LOCK = "driver.lock"
 _BEGUN = {_LOCK, "spec.yaml"}

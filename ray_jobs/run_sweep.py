@@ -22,11 +22,11 @@ from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results
 from sweeps.engines import open_engine
 from sweeps.optuna_study import open_journal
+from sweeps.results.tables import ResultsFolder
 from sweeps.resume import read_observations
 from sweeps.space import Configuration, Space
 from sweeps.spec import SpecError, SweepSpec, read_spec
 from sweeps.study import SweepStudy
-from sweeps.tables import ResultsFolder
 from sweeps.trial import recover
 from sweeps.workload import Block, plan_blocks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sweeps.tables import ACTIVITIES
+from sweeps.results.tables import ACTIVITIES
 
 
 class Ledger:

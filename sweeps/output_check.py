@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from sweeps.engines.base import EngineError
-from sweeps.tables import ResultsFolder, read_part
+from sweeps.results.tables import ResultsFolder, read_part
 
 INERT_CYCLES = 100
 """Fewer do not tell an inert draft from a poor one: accepted at 5 %, 0.6 % of trials this long see no draft token."""

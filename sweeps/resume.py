@@ -8,9 +8,9 @@ from typing import Any
 
 from sweeps.engines.base import KernelTime
 from sweeps.observations import Observation, Observations, PlannedTrial, blamed
+from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.space import Configuration, Space
 from sweeps.summary import BlockSummary
-from sweeps.tables import ACTIVITIES, ResultsFolder, read_table
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
 _KERNEL_FIELDS = tuple(entry.name for entry in fields(KernelTime))

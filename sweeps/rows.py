@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, LaunchReport
-from sweeps.journal import DECISION_SUFFIX, Row
 from sweeps.observations import Decision, Finding, Outcome, PlannedTrial
+from sweeps.results.journal import DECISION_SUFFIX, Row
+from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 from sweeps.summary import BlockSummary
-from sweeps.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
 from sweeps.workload import Block
 
 PRUNED_EVENT = "pruned"

@@ -23,11 +23,11 @@ from ray.tune.search import Searcher
 from sweeps.engines.base import Engine
 from sweeps.observations import Decision, Outcome, PlannedTrial, blamed
 from sweeps.optuna_study import InvalidSuggestion
+from sweeps.results.tables import ResultsFolder, write_part
 from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
 from sweeps.spec import ResourceSpec, SweepSpec
 from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
-from sweeps.tables import ResultsFolder, write_part
 from sweeps.trial import HeldEngine, Measurement, TrialContext, recover
 from sweeps.workload import Block
 

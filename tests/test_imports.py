@@ -37,7 +37,7 @@ LAYERS = {
     "sweeps.evidence": 2,
     "sweeps.rows": 2,
     "sweeps.output_check": 2,
-    "sweeps.journal": 1,
+    "sweeps.results.journal": 1,
     "sweeps.ledger": 1,
     "sweeps.observations": 1,
     "sweeps.engines.base": 1,
@@ -46,7 +46,7 @@ LAYERS = {
     "sweeps.spec": 0,
     "sweeps.nccl": 0,
     "sweeps.workload": 0,
-    "sweeps.tables": 0,
+    "sweeps.results.tables": 0,
 }
 STRANGERS = [("sweeps.study", "sweeps.trial"), ("sweeps.trial", "sweeps.study")]
 FRAMEWORKS = {
@@ -126,4 +126,4 @@ def test_frameworks_stay_where_they_belong(module: str, path: Path) -> None:
 )
 def test_analysis_knows_only_the_tables(module: str, path: Path) -> None:
     own = {imported for imported in imports(path) if within(imported, "sweeps", "ray_jobs", "benchmarks")}
-    assert all(within(imported, "sweeps.tables") or imported == "sweeps" for imported in own), sorted(own)
+    assert all(within(imported, "sweeps.results.tables") or imported == "sweeps" for imported in own), sorted(own)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sweeps.engines.base import Engine
+from sweeps.results.tables import ResultsFolder
 from sweeps.spec import SweepSpec
-from sweeps.tables import ResultsFolder
 
 
 def open_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sweeps.tables import CYCLE_COLUMNS
+from sweeps.results.tables import CYCLE_COLUMNS
 
 _POLL_S = 0.002
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sweeps.engines.base import Evidence, KernelTime
-from sweeps.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
+from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
 
 Row = Mapping[str, Any]
 BlockKey = tuple[str, int, int, int]

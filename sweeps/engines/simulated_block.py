@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sweeps.engines.base import BlockRecord, Request
 from sweeps.engines.expected_cycle import ExpectedCycle
 from sweeps.engines.machine_profile import Forward
+from sweeps.results.tables import CYCLE_COLUMNS
 from sweeps.summary import BlockSummary
-from sweeps.tables import CYCLE_COLUMNS
 from sweeps.workload import Block, Prompt
 
 _GOLDEN = 0.6180339887498949

@@ -1,4 +1,4 @@
-"""Results folders with a known truth, written through the contract (`sweeps.tables`)."""
+"""Results folders with a known truth, written through the contract (`sweeps.results.tables`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sweeps.tables import ACTIVITIES, SCHEMA_VERSION, ResultsFolder, write_part
+from sweeps.results.tables import ACTIVITIES, SCHEMA_VERSION, ResultsFolder, write_part
 
 BLOCK_TOKENS = 256
 

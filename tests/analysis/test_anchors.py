@@ -14,7 +14,7 @@ from analysis.load import load
 from analysis.report import page
 from analysis.spread import spread
 from analysis.verdict import verdict
-from sweeps.tables import ResultsFolder, read_table, write_part
+from sweeps.results.tables import ResultsFolder, read_table, write_part
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, World, write_sweep
 
 PER_HOUR = 0.02

@@ -15,7 +15,7 @@ from analysis.load import load
 from analysis.report import page
 from analysis.short_form import print_short_form
 from analysis.verdict import SweepVerdict, verdict
-from sweeps.tables import ResultsFolder, read_part, read_table, write_part
+from sweeps.results.tables import ResultsFolder, read_part, read_table, write_part
 from tests.analysis.synthetic import Arm, World, interleaved, with_effect, write_sweep
 
 PLAIN = Arm()

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.load import gpu_seconds, load
-from sweeps.tables import ResultsFolder, TableError, read_table, write_part
+from sweeps.results.tables import ResultsFolder, TableError, read_table, write_part
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, World, write_sweep
 
 CONTROL = Run(arm=FOUNDING_CONTROL, role="control")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from analysis.__main__ import main
-from sweeps.tables import ResultsFolder
+from sweeps.results.tables import ResultsFolder
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, interleaved, write_sweep
 from tests.analysis.test_verdict import QUIET, SIX, STEPS
 

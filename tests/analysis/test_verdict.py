@@ -10,7 +10,7 @@ from analysis.load import load
 from analysis.report import page
 from analysis.short_form import print_short_form
 from analysis.verdict import verdict
-from sweeps.tables import ResultsFolder, write_part
+from sweeps.results.tables import ResultsFolder, write_part
 from tests.analysis.synthetic import (
     FOUNDING_CONTROL,
     FOUNDING_EAGLE,

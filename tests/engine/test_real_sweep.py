@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 import yaml
 
-from sweeps.tables import ResultsFolder, read_table
+from sweeps.results.tables import ResultsFolder, read_table
 from tests.engine.conftest import ROOT
 
 pytestmark = pytest.mark.engine

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ray_jobs import cluster
+from sweeps.results.tables import ResultsFolder
 from sweeps.spec import ResourceSpec, SweepSpec
-from sweeps.tables import ResultsFolder
 from tests.sweeps.stub_engine import stub_spec
 
 

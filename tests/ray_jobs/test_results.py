@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ray_jobs.results import default_root, open_results
+from sweeps.results.tables import SCHEMA_VERSION
 from sweeps.space import Space
 from sweeps.spec import SpecError, fingerprint
-from sweeps.tables import SCHEMA_VERSION
 from tests.sweeps.stub_engine import SPEC, stub_spec
 
 

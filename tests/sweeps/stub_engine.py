@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, LaunchReport, Request
 from sweeps.observations import Outcome, PlannedTrial
+from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec, parse_spec
 from sweeps.study import SweepStudy
-from sweeps.tables import CYCLE_COLUMNS, ResultsFolder
 from sweeps.trial import HeldEngine, Measurement, TrialContext
 from sweeps.workload import Block, plan_blocks
 

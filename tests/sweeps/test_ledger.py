@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.ledger import Ledger
-from sweeps.tables import ACTIVITIES
+from sweeps.results.tables import ACTIVITIES
 
 SECONDS = st.floats(min_value=0.0, max_value=1e5)
 

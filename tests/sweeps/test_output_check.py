@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sweeps.engines.base import EngineError
 from sweeps.output_check import agree, control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
-from sweeps.tables import ResultsFolder, write_part
+from sweeps.results.tables import ResultsFolder, write_part
 
 HEADS = {(0, f"p{number}"): f"h{number}" for number in range(8)}
 

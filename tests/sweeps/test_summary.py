@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.base import BlockRecord
+from sweeps.results.tables import CYCLE_COLUMNS
 from sweeps.summary import summarise
-from sweeps.tables import CYCLE_COLUMNS
 
 
 def record(rows: list[dict[str, Any]], *, decode_s: float = 2.0) -> BlockRecord:

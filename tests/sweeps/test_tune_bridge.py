@@ -19,12 +19,12 @@ from sweeps.engines.base import Engine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion, open_journal
+from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.resume import read_observations
 from sweeps.space import Space
 from sweeps.spec import ResourceSpec, SweepSpec, parse_spec
 from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
-from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import recover
 from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
 from sweeps.workload import plan_blocks

@@ -21,9 +21,9 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.engines.sglang_evidence import keep_nccl_logs
 from sweeps.observations import Outcome, PlannedTrial
+from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.space import Configuration, Space
 from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
-from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from sweeps.workload import Block, plan_blocks
 from tests.sweeps.stub_engine import plan

@@ -12,10 +12,10 @@ import pytest
 from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import Fault, Interaction, Intervention, MachineProfile
 from sweeps.engines.simulated import SimulatedEngine, profile_of
+from sweeps.results.tables import CYCLE_COLUMNS
 from sweeps.space import Configuration, Space
 from sweeps.spec import SpecError, SweepSpec, parse_spec
 from sweeps.summary import BlockSummary, summarise
-from sweeps.tables import CYCLE_COLUMNS
 from sweeps.workload import Block, plan_blocks
 
 SPEC = """

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.journal import read_journal
+from sweeps.results.journal import read_journal
+from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.space import Space
-from sweeps.tables import ResultsFolder, read_table
 from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 

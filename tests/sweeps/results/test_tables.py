@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sweeps.tables import (
+from sweeps.results.tables import (
     SCHEMA_VERSION,
     TABLES,
     ResultsFolder,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sweeps.tables import CYCLE_COLUMNS, ResultsFolder, remove_part, write_part
+from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, remove_part, write_part
 
 Row = dict[str, Any]
 
