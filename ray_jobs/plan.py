@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeps.engines.base import Engine
-from sweeps.nccl import cautions, inert_at_decode, nccl_env
+from sweeps.nccl.grammar import cautions, inert_at_decode, nccl_env
 from sweeps.space import Configuration, Space
 from sweeps.spec import SweepSpec
 from sweeps.workload import Block

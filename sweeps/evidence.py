@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from sweeps.engines.base import Evidence, Grade
 from sweeps.env_sources import OVERRIDES, ConfFile
-from sweeps.nccl_catalogue import CATALOGUE
-from sweeps.nccl_log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
+from sweeps.nccl.catalogue import CATALOGUE
+from sweeps.nccl.log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
 
 DECODE_BYTES_AT_LEAST = 1 << 10
 """Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""

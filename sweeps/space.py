@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from sweeps.nccl import nccl_env
+from sweeps.nccl.grammar import nccl_env
 from sweeps.spec import DEFAULT_NCCL_SET, Scalar, SpecError, SweepSpec
 
 Suggestion = Mapping[str, Scalar]

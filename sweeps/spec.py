@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from sweeps.nccl_catalogue import CATALOGUE
+from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.spec_checks import PrunerName as PrunerName
 from sweeps.spec_checks import SamplerName as SamplerName
 from sweeps.spec_checks import check_spec

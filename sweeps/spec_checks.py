@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sweeps.nccl import set_problems, variable_problem
+from sweeps.nccl.grammar import set_problems, variable_problem
 from sweeps.spec_document import Key, Problem, choose
 
 if TYPE_CHECKING:

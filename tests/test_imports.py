@@ -44,7 +44,7 @@ LAYERS = {
     "sweeps.summary": 1,
     "sweeps.space": 0,
     "sweeps.spec": 0,
-    "sweeps.nccl": 0,
+    "sweeps.nccl.grammar": 0,
     "sweeps.workload": 0,
     "sweeps.results.tables": 0,
 }

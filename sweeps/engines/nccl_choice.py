@@ -13,7 +13,7 @@ from typing import get_args
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import Algo, Match, NcclModel, PathLevel, Proto, Transport
-from sweeps.nccl import NcclSetError, candidates
+from sweeps.nccl.grammar import NcclSetError, candidates
 
 _LEVELS: tuple[str, ...] = get_args(PathLevel)
 _DEFAULT_LEVEL = "PXB"

@@ -17,7 +17,7 @@ from sweeps.engines.server_log import resolved_arguments
 from sweeps.engines.sglang_command import launch_environment, num_ranks, server_arguments
 from sweeps.env_sources import nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
-from sweeps.nccl_log import NcclLog, excerpt, read_nccl_log
+from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
 from sweeps.space import Configuration
 from sweeps.spec import SweepSpec
 

@@ -4,7 +4,7 @@ import pytest
 
 from sweeps.env_sources import ConfFile, nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
-from sweeps.nccl_log import NcclLog, Operation, read_nccl_log
+from sweeps.nccl.log import NcclLog, Operation, read_nccl_log
 
 DECODE = Operation(collective="AllReduce", num_bytes=14336, algorithm="Ring", protocol="LL", channels=1)
 PREFILL = Operation(collective="AllReduce", num_bytes=1 << 27, algorithm="Ring", protocol="Simple", channels=8)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sweeps.nccl_catalogue import CATALOGUE
+from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.spec_document import choose, nearest
 
 if TYPE_CHECKING:

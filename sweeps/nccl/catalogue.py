@@ -99,5 +99,5 @@ def _read(path: Path) -> Mapping[str, Variable]:
         return MappingProxyType({variable.name: variable for variable in variables})
 
 
-CATALOGUE = _read(Path(__file__).with_name("nccl_variables.csv"))
+CATALOGUE = _read(Path(__file__).with_name("variables.csv"))
 """Every known variable by name."""

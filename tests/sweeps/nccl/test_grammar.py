@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.nccl import (
+from sweeps.nccl.grammar import (
     ELEMENTS,
     FUNCTIONS,
     SGLANG_DEFAULTS,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.nccl import ALGORITHMS, ELEMENTS, PROTOCOLS, variable_problem
-from sweeps.nccl_catalogue import CATALOGUE, OLDEST_NCCL, release
+from sweeps.nccl.catalogue import CATALOGUE, OLDEST_NCCL, release
+from sweeps.nccl.grammar import ALGORITHMS, ELEMENTS, PROTOCOLS, variable_problem
 
 
 @given(st.sampled_from(sorted(CATALOGUE)), st.text(max_size=12))

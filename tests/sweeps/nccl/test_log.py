@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.nccl_log import ALGORITHMS, PROTOCOLS, Operation, allowed, read_nccl_log
+from sweeps.nccl.log import ALGORITHMS, PROTOCOLS, Operation, allowed, read_nccl_log
 
-RANK_0 = (Path(__file__).parents[1] / "assets" / "nccl_logs" / "rank0.log").read_text(encoding="utf-8")
+RANK_0 = (Path(__file__).parents[2] / "assets" / "nccl_logs" / "rank0.log").read_text(encoding="utf-8")
 
 
 def test_a_whole_log() -> None:
