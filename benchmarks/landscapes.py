@@ -20,8 +20,8 @@ from sweeps.engines.nccl_choice import all_reduce_us, choose
 from sweeps.engines.recording import Recording
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
-from sweeps.space import Configuration, Space
-from sweeps.spec import DEFAULT_NCCL_SET, SearchSpec, SweepSpec, parse_spec
+from sweeps.spec.model import DEFAULT_NCCL_SET, SearchSpec, SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
 
 Values = Mapping[Configuration, float]
 

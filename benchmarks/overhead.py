@@ -26,12 +26,12 @@ from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.tune_bridge import SweepRun, run_study
-from sweeps.workload import Block, plan_blocks
 
 SPEC = """
 sweep: overhead

@@ -18,10 +18,10 @@ from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.observations import Outcome, PlannedTrial
-from sweeps.space import Configuration, Space
-from sweeps.spec import BudgetSpec, Choice, SweepSpec
+from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.study import SweepStudy
-from sweeps.workload import Block, plan_blocks
 
 _TIE = 1e-4
 """Share by which a pruned best must beat the incumbent to be lost: many NCCL sets are the same cycle."""

@@ -30,9 +30,9 @@ from benchmarks.probe_against_profiler import CYCLES, PARTS, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang import SGLangEngine
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, read_spec
-from sweeps.workload import Block, plan_blocks
+from sweeps.spec.model import SweepSpec, read_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 
 ORDERS = ((True, False, False, True), (False, True, True, False))
 """Probe on or off within one four, in turn: neither is always the first of a prompt."""

@@ -29,7 +29,7 @@ import optuna
 from benchmarks.landscapes import LANDSCAPES, Landscape, Replay, Values
 from benchmarks.policies import POLICIES, Run, oracle_s, run_policy, trial_s
 from benchmarks.record import figures_of, record
-from sweeps.space import Space
+from sweeps.spec.space import Space
 
 OURS, OURS_WITH_TABLE = "cycle_model", "cycle_model+table"
 SHORT = ("pcie-eagle3", "h200-48", "broken-accept-nccl")

@@ -29,7 +29,7 @@ from ray_jobs.allreduce_evidence import SetEvidence, collect
 from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
 from sweeps.nccl.grammar import SGLANG_DEFAULTS
-from sweeps.spec import SweepSpec, read_spec
+from sweeps.spec.model import SweepSpec, read_spec
 
 SCHEMA_VERSION = 1
 TOKEN_BYTES = 14336

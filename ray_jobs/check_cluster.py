@@ -23,9 +23,9 @@ from rich.text import Text
 
 from ray_jobs.allreduce_verdict import plain_console, render
 from ray_jobs.node_checks import Check, NodeReport, State, check_node
-from sweeps.space import Space
-from sweeps.spec import SpecError, SweepSpec, read_spec
-from sweeps.workload import Block, plan_blocks
+from sweeps.spec.model import SpecError, SweepSpec, read_spec
+from sweeps.spec.space import Space
+from sweeps.spec.workload import Block, plan_blocks
 
 FREE_WITHIN_S = 20.0
 """How long a node's GPUs may take to be granted: what is free is granted at once."""

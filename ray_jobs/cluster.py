@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeps.results.tables import ResultsFolder
-from sweeps.spec import EngineSpec, ResourceSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, ResourceSpec, SweepSpec
 
 _ANSWER_WITHIN_S = 30.0
 _VIRTUAL_ENGINES = frozenset({"simulated", "replay"})

@@ -10,9 +10,9 @@ from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
 from sweeps.engines.kernel_trace import communication_share
 from sweeps.results.tables import ResultsFolder
-from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError, SweepSpec
-from sweeps.workload import Block
+from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block
 
 NAME = "communication in verify"
 

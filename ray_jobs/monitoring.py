@@ -6,7 +6,7 @@ from ray.util.metrics import Counter, Gauge
 
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
 from sweeps.summary import BlockSummary
 from sweeps.tune_bridge import SweepObserver
 

@@ -22,8 +22,8 @@ from ray_jobs.allreduce_table import (
 )
 from ray_jobs.allreduce_verdict import judge_sets
 from sweeps.engines.sglang_command import PROJECT, ProbeFiles, child_environment
-from sweeps.space import Space
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Space
 
 PLUGIN = "specsweep_probe"
 CONF_FILES = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))

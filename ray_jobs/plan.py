@@ -12,9 +12,9 @@ from rich.table import Table
 
 from sweeps.engines.base import Engine
 from sweeps.nccl.grammar import cautions, inert_at_decode, nccl_env
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec
-from sweeps.workload import Block
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block
 
 ASSUMED_BOOT_S = 330.0
 """Launch of a 1T-parameter model on 8 GPUs with its weights on local disks: an order of magnitude, not a figure."""

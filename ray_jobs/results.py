@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
-from sweeps.space import Space
-from sweeps.spec import SpecError, SweepSpec, fingerprint
+from sweeps.spec.model import SpecError, SweepSpec, fingerprint
+from sweeps.spec.space import Space
 
 _LOCK = "driver.lock"
 _BEGUN = {_LOCK, "spec.yaml"}

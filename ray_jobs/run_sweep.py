@@ -24,11 +24,11 @@ from sweeps.engines import open_engine
 from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder
 from sweeps.resume import read_observations
-from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError, SweepSpec, read_spec
+from sweeps.spec.model import SpecError, SweepSpec, read_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.study import SweepStudy
 from sweeps.trial import recover
-from sweeps.workload import Block, plan_blocks
 
 
 def main(argv: Sequence[str] | None = None) -> int:

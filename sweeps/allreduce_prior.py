@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
 from sweeps.observations import Observation
-from sweeps.spec import DEFAULT_NCCL_SET, SpecError
+from sweeps.spec.model import DEFAULT_NCCL_SET, SpecError
 
 LAUNCH_NOISE = 0.10
 """Share by which launches of one set differ on the table (two H200: 9.8 %): less is no expectation."""

@@ -17,8 +17,8 @@ from sweeps.allreduce_prior import AllReducePrior
 from sweeps.cycle_influence import Floats
 from sweeps.cycle_model import CycleModel, Posterior
 from sweeps.observations import Observation, Observations
-from sweeps.space import Configuration, Space
-from sweeps.spec import DEFAULT_NCCL_SET, Metric
+from sweeps.spec.model import DEFAULT_NCCL_SET, Metric
+from sweeps.spec.space import Configuration, Space
 
 _RELAUNCH_S = 400.0
 """Until the sweep has launched once."""

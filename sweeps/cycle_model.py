@@ -22,8 +22,8 @@ from sweeps.length_model import LengthModel, widening
 from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
 from sweeps.observations import Finding, Observation, Observations
 from sweeps.pinned_length import PinnedLength
-from sweeps.space import Configuration, Space
-from sweeps.spec_checks import PINNED_LENGTH
+from sweeps.spec.checks import PINNED_LENGTH
+from sweeps.spec.space import Configuration, Space
 
 DRAWS = 256
 _SURPRISE = 4.0

@@ -19,7 +19,7 @@ from sweeps.acceptance_model import ChainModel, length_error
 from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, level, tree_depth
 from sweeps.factor_model import FactorModel, Measurements
 from sweeps.observations import Finding, Observation
-from sweeps.space import Configuration, Space
+from sweeps.spec.space import Configuration, Space
 
 _HETEROGENEOUS = 1e-4
 """Level of the test whether accept length is the same whatever the NCCL set (and args, env)."""

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sweeps.space import Configuration
-from sweeps.spec import Scalar
+from sweeps.spec.model import Scalar
+from sweeps.spec.space import Configuration
 
 Release = tuple[int, int, int]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sweeps.observations import Acceptance, Finding, Observation, Observations, Role
-from sweeps.space import Configuration, Space
-from sweeps.spec import Metric
+from sweeps.spec.model import Metric
+from sweeps.spec.space import Configuration, Space
 
 
 def acceptance_of(space: Space, observations: Observations, configuration: Configuration, *, role: Role) -> Acceptance:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sweeps.allreduce_prior import all_reduces
 from sweeps.observations import Observation
-from sweeps.space import Configuration
+from sweeps.spec.space import Configuration
 
 _BY_NCCL = frozenset({"nccl", "nccl_symmetric"})
 

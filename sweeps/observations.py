@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from sweeps.engines.base import KernelTime
-from sweeps.space import Configuration, Suggestion
-from sweeps.spec import Metric
+from sweeps.spec.model import Metric
+from sweeps.spec.space import Configuration, Suggestion
 from sweeps.summary import BlockSummary
 
 Role = Literal["candidate", "control", "incumbent"]

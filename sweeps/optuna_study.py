@@ -20,8 +20,8 @@ from sweeps.observations import (
     candidate_id,
 )
 from sweeps.samplers import build_pruner, build_sampler
-from sweeps.space import Configuration, Space, Suggestion
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration, Space, Suggestion
 from sweeps.summary import BlockSummary
 
 DRIVER_DIED = "driver_died"

@@ -9,7 +9,7 @@ import numpy as np
 
 from sweeps.cycle_influence import Floats
 from sweeps.observations import Finding, Observation
-from sweeps.space import Configuration
+from sweeps.spec.space import Configuration
 
 _ERROR = 0.001
 """Relative, of a measured length: it is drawn anew in every cycle where the pinned one is no whole number."""

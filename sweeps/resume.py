@@ -9,7 +9,7 @@ from typing import Any
 from sweeps.engines.base import KernelTime
 from sweeps.observations import Observation, Observations, PlannedTrial, blamed
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
-from sweeps.space import Configuration, Space
+from sweeps.spec.space import Configuration, Space
 from sweeps.summary import BlockSummary
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))

@@ -14,10 +14,10 @@ from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.observations import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
-from sweeps.space import Configuration
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
 from sweeps.summary import BlockSummary
-from sweeps.workload import Block
 
 PRUNED_EVENT = "pruned"
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")

@@ -14,8 +14,8 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
 from sweeps.observations import Observations
-from sweeps.space import Space
-from sweeps.spec import Choice, SpecError
+from sweeps.spec.model import Choice, SpecError
+from sweeps.spec.space import Space
 
 # `grid` is the study's own enumeration (Optuna's grid does not know the conditions); its sampler only fills in.
 _SAMPLERS: Mapping[str, Callable[..., BaseSampler]] = {

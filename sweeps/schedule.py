@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from sweeps.observations import Observation, Observations, Role
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration, Space
 
 
 class Schedule:

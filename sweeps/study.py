@@ -29,8 +29,8 @@ from sweeps.observations import (
 )
 from sweeps.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.schedule import Schedule
-from sweeps.space import Configuration, InvalidConfigurationError, Space, Suggestion
-from sweeps.spec import SpecError, SweepSpec
+from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
 from sweeps.summary import BlockSummary
 
 _TRIES = 8

@@ -18,9 +18,9 @@ from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft,
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.tables import ResultsFolder
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
-from sweeps.spec import ChecksSpec, EngineSpec, Traced
+from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
+from sweeps.spec.workload import Block
 from sweeps.summary import BlockSummary, summarise
-from sweeps.workload import Block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

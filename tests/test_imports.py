@@ -42,10 +42,10 @@ LAYERS = {
     "sweeps.observations": 1,
     "sweeps.engines.base": 1,
     "sweeps.summary": 1,
-    "sweeps.space": 0,
-    "sweeps.spec": 0,
+    "sweeps.spec.space": 0,
+    "sweeps.spec.model": 0,
     "sweeps.nccl.grammar": 0,
-    "sweeps.workload": 0,
+    "sweeps.spec.workload": 0,
     "sweeps.results.tables": 0,
 }
 STRANGERS = [("sweeps.study", "sweeps.trial"), ("sweeps.trial", "sweeps.study")]

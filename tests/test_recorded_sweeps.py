@@ -10,9 +10,9 @@ import pytest
 from analysis.__main__ import main
 from sweeps.engines.replay import ReplayEngine
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Space
-from sweeps.spec import parse_spec
-from sweeps.workload import plan_blocks
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Space
+from sweeps.spec.workload import plan_blocks
 
 ASSETS = Path(__file__).parent / "assets"
 MEASURED = ASSETS / "h200_kimi_mini_v1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sweeps.engines.base import Engine
 from sweeps.results.tables import ResultsFolder
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
 
 
 def open_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:

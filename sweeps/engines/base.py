@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from sweeps.space import Configuration
-from sweeps.workload import Block
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
 
 Stage = Literal["plan", "load", "nccl_init", "capture", "draft_init", "first_request", "measure", "stop"]
 Kind = Literal[

@@ -12,7 +12,7 @@ from pathlib import Path
 from sweeps.engines.base import EngineError, Stage
 from sweeps.engines.guard import ServerProcess
 from sweeps.engines.server_log import diagnose, stage_reached, startup_timings
-from sweeps.spec import Deadlines
+from sweeps.spec.model import Deadlines
 
 _POLL_S = 0.1
 _FIRST_PORT, _TRIES = 20000, 50

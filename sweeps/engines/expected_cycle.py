@@ -16,8 +16,8 @@ from operator import mul
 from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import AllReduceBackend, Drafter, Factor, MachineProfile
 from sweeps.engines.nccl_choice import NcclChoice, all_reduce_us, choose, fits
-from sweeps.space import Configuration
-from sweeps.spec import EngineSpec, Scalar
+from sweeps.spec.model import EngineSpec, Scalar
+from sweeps.spec.space import Configuration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

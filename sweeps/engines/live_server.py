@@ -23,8 +23,8 @@ from sweeps.engines.guard import ServerProcess
 from sweeps.engines.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.probe_link import Handshake, ProbeError, ProbeLink
 from sweeps.engines.server_log import log_tail
-from sweeps.space import Configuration
-from sweeps.workload import Block
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
 
 _PROBE_TIMEOUT_S = 30.0
 _CONTROL_TIMEOUT_S = 30.0

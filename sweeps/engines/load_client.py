@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from sweeps.engines.base import HEAD_TOKENS, Request
-from sweeps.workload import Block, Prompt
+from sweeps.spec.workload import Block, Prompt
 
 _LINE_BYTES = 1 << 24
 """Longest line of a stream: a chunk repeats all token ids so far."""

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sweeps.engines.base import Kind, Stage
-from sweeps.spec import SpecError, nearest
+from sweeps.spec.model import SpecError, nearest
 
 PROFILES = Path(__file__).parent.parent / "machines"
 """Where profiles are looked up by name."""

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport, Request
 from sweeps.engines.recording import BlockKey, RecordedConfiguration, Recording, Row, concurrency_of
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.space import Configuration
-from sweeps.spec import SpecError, SweepSpec
+from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
 from sweeps.summary import BlockSummary
-from sweeps.workload import Block
 
 _STARTED_MS = CYCLE_COLUMNS.get_field_index("started_ms")
 _BOOT = ("launch", "weight_load", "capture")

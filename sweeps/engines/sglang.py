@@ -33,9 +33,9 @@ from sweeps.engines.sglang_command import (
 from sweeps.engines.sglang_evidence import effective_settings, explain_switch, gather_evidence, keep_nccl_logs
 from sweeps.engines.trace_spans import read_when_whole
 from sweeps.engines.trial_gpus import TrialGpus
-from sweeps.space import Configuration
-from sweeps.spec import SweepSpec
-from sweeps.workload import Block, Prompt
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block, Prompt
 
 _GRACE_S = 15.0
 _TRACE_STEPS = 24

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps.space import Configuration
-from sweeps.spec import Scalar, SweepSpec
-from sweeps.spec_checks import PINNED_LENGTH, SIMULATES_ACCEPTANCE
+from sweeps.spec.checks import PINNED_LENGTH, SIMULATES_ACCEPTANCE
+from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.spec.space import Configuration
 
 PROJECT = Path(__file__).resolve().parents[2]
 """Where relative paths of a spec are looked up: the project's folder on this node, also under `ray job submit`."""

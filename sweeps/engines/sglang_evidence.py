@@ -18,8 +18,8 @@ from sweeps.engines.sglang_command import launch_environment, num_ranks, server_
 from sweeps.env_sources import nccl_conf_files
 from sweeps.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
-from sweeps.space import Configuration
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration
 
 _TOLD = (
     "attention_backend",

@@ -26,10 +26,10 @@ from sweeps.engines.sglang_command import (
 )
 from sweeps.engines.simulated_block import Conditions, shifted, simulate_block, summarise_block
 from sweeps.engines.simulated_evidence import evidence_of, kernels_of
-from sweeps.space import Configuration
-from sweeps.spec import SpecError, SweepSpec
+from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
 from sweeps.summary import BlockSummary
-from sweeps.workload import Block
 
 _BOOT_STAGES: tuple[Stage, ...] = ("nccl_init", "load", "draft_init", "capture", "first_request")
 """In the order of a launch."""

@@ -16,8 +16,8 @@ from sweeps.engines.base import BlockRecord, Request
 from sweeps.engines.expected_cycle import ExpectedCycle
 from sweeps.engines.machine_profile import Forward
 from sweeps.results.tables import CYCLE_COLUMNS
+from sweeps.spec.workload import Block, Prompt
 from sweeps.summary import BlockSummary
-from sweeps.workload import Block, Prompt
 
 _GOLDEN = 0.6180339887498949
 """Steps of this size fill [0, 1) evenly: acceptance without sampling noise."""

@@ -11,7 +11,7 @@ from sweeps.engines.machine_profile import MachineProfile
 from sweeps.env_sources import ConfFile
 from sweeps.evidence import RankFacts, grade_arguments, grade_environment
 from sweeps.nccl.log import NcclLog, Operation
-from sweeps.space import Configuration
+from sweeps.spec.space import Configuration
 
 _TRANSPORTS = {"P2P": "P2P/IPC", "SHM": "SHM/direct/direct", "NET": "NET/Socket/0"}
 _KERNELS = {

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sweeps.nccl.catalogue import CATALOGUE
-from sweeps.spec_document import choose, nearest
+from sweeps.spec.document import choose, nearest
 
 if TYPE_CHECKING:
-    from sweeps.spec import SweepSpec
+    from sweeps.spec.model import SweepSpec
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")

@@ -5,8 +5,8 @@ import yaml
 
 from benchmarks.chaos import FAULTS, chaos_spec, check_rows, listening_ports
 from sweeps.results.tables import TABLES, ResultsFolder, write_part
-from sweeps.space import Space
-from sweeps.spec import parse_spec
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Space
 from tests import stub_server
 
 BLANK = {field.name: None for field in TABLES["trials"] if field.nullable}

@@ -12,8 +12,8 @@ from benchmarks.landscapes import LANDSCAPES, Landscape, Replay
 from benchmarks.policies import POLICIES as ALL_POLICIES
 from benchmarks.policies import Policy, Run, oracle_s, run_policy
 from benchmarks.search_cost import OURS, OURS_WITH_TABLE, gather, lines, not_available, renewed, summarise
-from sweeps.space import Space
-from sweeps.spec import Choice
+from sweeps.spec.model import Choice
+from sweeps.spec.space import Space
 
 NAMES = ("pcie-eagle3", "h200-48", "broken-accept-nccl")
 POLICIES = ("tpe+halving", OURS)

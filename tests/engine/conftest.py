@@ -16,9 +16,9 @@ import yaml
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.engines.load_client import Load
 from sweeps.engines.sglang import SGLangEngine
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
-from sweeps.workload import Block, plan_blocks
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "sweeps" / "specs" / "tiny_cpu.yaml"

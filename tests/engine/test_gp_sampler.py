@@ -14,7 +14,7 @@ SWEEP = """
 import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])  # after this environment's own packages: only what is missing comes from there
-from sweeps.space import Space
+from sweeps.spec.space import Space
 from sweeps.study import SweepStudy
 from sweeps.trial import HeldEngine
 from tests.sweeps.stub_engine import StubEngine, drive, stub_context, stub_spec

@@ -14,8 +14,8 @@ import pytest
 
 from sweeps.engines.base import EngineError, Evidence
 from sweeps.engines.sglang import SGLangEngine
-from sweeps.space import Configuration
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration
 from sweeps.summary import summarise
 from tests.engine.conftest import Bench, Served, configuration
 

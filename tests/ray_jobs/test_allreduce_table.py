@@ -26,7 +26,7 @@ from ray_jobs.allreduce_table import (
     sets_of,
 )
 from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, render
-from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from ray_jobs.check_cluster import main
 from ray_jobs.node_checks import Check, check_node
-from sweeps.spec import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
 SEEN: Mapping[str, Any] = {

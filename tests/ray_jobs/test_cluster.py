@@ -7,7 +7,7 @@ import pytest
 
 from ray_jobs import cluster
 from sweeps.results.tables import ResultsFolder
-from sweeps.spec import ResourceSpec, SweepSpec
+from sweeps.spec.model import ResourceSpec, SweepSpec
 from tests.sweeps.stub_engine import stub_spec
 
 

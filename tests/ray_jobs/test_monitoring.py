@@ -13,8 +13,8 @@ import ray
 from ray_jobs.monitoring import SweepMetrics
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion
-from sweeps.space import Configuration
-from sweeps.spec import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.space import Configuration
 from sweeps.summary import BlockSummary
 
 CONFIGURATION = Configuration(

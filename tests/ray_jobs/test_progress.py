@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ray_jobs.progress import SweepProgress
 from sweeps.observations import Outcome
-from sweeps.space import Space
+from sweeps.spec.space import Space
 from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.trial import HeldEngine, Measurement

@@ -19,8 +19,8 @@ from ray_jobs.run_sweep import main
 from sweeps.engines import open_engine
 from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Space
-from sweeps.spec import read_spec
+from sweeps.spec.model import read_spec
+from sweeps.spec.space import Space
 from sweeps.study import SweepStudy
 from sweeps.trial import HeldEngine
 from tests.sweeps.stub_engine import drive, stub_context

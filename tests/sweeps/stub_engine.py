@@ -14,11 +14,11 @@ import pyarrow as pa
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, LaunchReport, Request
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.study import SweepStudy
 from sweeps.trial import HeldEngine, Measurement, TrialContext
-from sweeps.workload import Block, plan_blocks
 
 SPEC = """
 sweep: stub

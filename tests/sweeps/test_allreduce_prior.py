@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.allreduce_prior import LAUNCH_NOISE, AllReducePrior, all_reduces, read_prior
 from sweeps.engines.base import KernelTime
-from sweeps.spec import SpecError
+from sweeps.spec.model import SpecError
 
 RECORDED = Path(__file__).parents[1] / "assets" / "nccl_allreduce_h200_x2" / "allreduce.parquet"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from sweeps.cycle_influence import INFLUENCE, design, influence_of, tree_depth
-from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError
+from sweeps.spec.model import SpecError
+from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import stub_spec
 
 

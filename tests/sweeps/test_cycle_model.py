@@ -14,8 +14,8 @@ from sweeps.cycle_model import CycleModel
 from sweeps.engines.base import KernelTime
 from sweeps.factor_model import FactorModel, Measurements
 from sweeps.observations import Observations, Outcome, PlannedTrial
-from sweeps.space import Configuration, Space
-from sweeps.spec import parse_spec
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Configuration, Space
 from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import plan
 

@@ -11,13 +11,13 @@ from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.mixed_acceptance import acceptance_of
 from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
-from sweeps.space import Configuration, Space
-from sweeps.spec import Choice, SpecError
+from sweeps.spec.model import Choice, SpecError
+from sweeps.spec.space import Configuration, Space
 from sweeps.study import SweepStudy
 from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.test_cycle_model import SPEC, blocks_of
 
-from sweeps.spec import parse_spec  # isort: skip
+from sweeps.spec.model import parse_spec  # isort: skip
 import numpy as np  # isort: skip
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

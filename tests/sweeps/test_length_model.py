@@ -6,8 +6,8 @@ import pytest
 from sweeps.cycle_influence import INFLUENCE
 from sweeps.length_model import LengthModel
 from sweeps.observations import Observations
-from sweeps.space import Space
-from sweeps.spec import parse_spec
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Space
 from tests.sweeps.test_cycle_model import SPEC, observed, row, survival
 
 TREES = SPEC.replace("num_steps: [0, 1, 2, 3, 5, 7]", "num_steps: [0, 3, 5]\n  eagle_topk: [1, 4]")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sweeps.limits import LIMITS, check_limits
-from sweeps.space import Configuration
-from sweeps.spec import Scalar
+from sweeps.spec.model import Scalar
+from sweeps.spec.space import Configuration
 
 SUPPORTED = [f"0.5.{patch}" for patch in range(16, 24)]
 

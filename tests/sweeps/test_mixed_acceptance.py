@@ -6,7 +6,7 @@ import pytest
 
 from sweeps.mixed_acceptance import acceptance_of, checked_prediction
 from sweeps.observations import Acceptance, Observations, Outcome, Role
-from sweeps.space import Space
+from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.test_observations import block
 

@@ -7,8 +7,8 @@ import pytest
 from sweeps.engines.base import KernelTime
 from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
 from sweeps.observations import Observation
-from sweeps.space import Configuration, Space
-from sweeps.spec import parse_spec
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan
 
 SPEC = """

@@ -11,8 +11,8 @@ from optuna.trial import TrialState
 
 from sweeps.observations import Observation, Observations, PlannedTrial, Role, Status
 from sweeps.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration, Space
 from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import stub_spec
 

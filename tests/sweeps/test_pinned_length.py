@@ -8,8 +8,8 @@ import pytest
 from sweeps.cycle_model import CycleModel
 from sweeps.observations import Observations, Outcome
 from sweeps.pinned_length import PinnedLength
-from sweeps.space import Configuration, Space
-from sweeps.spec import parse_spec
+from sweeps.spec.model import parse_spec
+from sweeps.spec.space import Configuration, Space
 from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import plan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from sweeps.engines.base import EngineError
 from sweeps.results.tables import ResultsFolder
 from sweeps.resume import read_observations
-from sweeps.space import Space
+from sweeps.spec.space import Space
 from sweeps.summary import BlockSummary
 from sweeps.trial import HeldEngine, Measurement
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec

@@ -16,8 +16,8 @@ from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
 from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.resume import read_observations
-from sweeps.space import Configuration, Space
-from sweeps.spec import EngineSpec, SpecError, SweepSpec, parse_spec
+from sweeps.spec.model import EngineSpec, SpecError, SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
 from sweeps.study import SweepStudy
 from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of

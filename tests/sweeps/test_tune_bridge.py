@@ -21,13 +21,13 @@ from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.resume import read_observations
-from sweeps.space import Space
-from sweeps.spec import ResourceSpec, SweepSpec, parse_spec
+from sweeps.spec.model import ResourceSpec, SweepSpec, parse_spec
+from sweeps.spec.space import Space
+from sweeps.spec.workload import plan_blocks
 from sweeps.study import SweepStudy
 from sweeps.summary import BlockSummary
 from sweeps.trial import recover
 from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
-from sweeps.workload import plan_blocks
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
 from tests.sweeps.test_study import MIXED
 

@@ -15,10 +15,10 @@ from sweeps.engines.guard import reap_leases
 from sweeps.engines.sglang import SGLangEngine
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.space import Configuration, Space
-from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec, read_spec
+from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec, read_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.summary import summarise
-from sweeps.workload import Block, plan_blocks
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "stub_server.py"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sweeps.engines.base import EngineError
 from sweeps.engines.expected_cycle import distinct_experts, expected
 from sweeps.engines.machine_profile import Drafter, Interaction, Intervention, read_profile
-from sweeps.space import Configuration, candidate_pool
+from sweeps.spec.space import Configuration, candidate_pool
 
 FOUNDING = read_profile("rtx-pro-6000-pcie-x8")
 TURIN = read_profile("rtx-pro-6000-turin-x8")

@@ -17,8 +17,8 @@ from sweeps.engines.machine_profile import read_profile
 from sweeps.engines.nccl_choice import all_reduce_us, choose
 from sweeps.engines.simulated import SimulatedEngine
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
 
 ASSETS = Path(__file__).parents[2] / "assets"
 PROFILE = read_profile("h200-nvlink-x2")

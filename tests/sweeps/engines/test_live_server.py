@@ -16,8 +16,8 @@ import pytest
 from sweeps.engines.base import EngineError
 from sweeps.engines.live_server import LiveServer
 from sweeps.engines.sglang import SGLangEngine
-from sweeps.space import Space
-from sweeps.spec import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.space import Space
 
 STUB = Path(__file__).parents[2] / "stub_server.py"
 SPEC = SweepSpec(

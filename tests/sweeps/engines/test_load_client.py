@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.load_client import ServerRefusedError, _answer, union_length
-from sweeps.workload import Prompt
+from sweeps.spec.workload import Prompt
 
 PROMPT = Prompt(prompt_id="p", token_ids=(1, 2))
 

@@ -15,11 +15,11 @@ from sweeps.engines.replay import ReplayEngine
 from sweeps.engines.simulated import SimulatedEngine, profile_of
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
-from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError, SweepSpec, parse_spec
+from sweeps.spec.model import SpecError, SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.summary import summarise
 from sweeps.trial import HeldEngine, Measurement, TrialContext
-from sweeps.workload import Block, plan_blocks
 
 SPEC = """
 sweep: recorded

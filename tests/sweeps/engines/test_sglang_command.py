@@ -22,8 +22,8 @@ from sweeps.engines.sglang_command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.space import Configuration, Space
-from sweeps.spec import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
 
 SPEC = """
 sweep: s

@@ -22,10 +22,10 @@ from sweeps.engines.sglang import SGLangEngine
 from sweeps.engines.sglang_evidence import keep_nccl_logs
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Configuration, Space
-from sweeps.spec import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
-from sweeps.workload import Block, plan_blocks
 from tests.sweeps.stub_engine import plan
 
 STUB = Path(__file__).parents[2] / "stub_server.py"

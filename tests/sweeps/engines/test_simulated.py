@@ -13,10 +13,10 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.machine_profile import Fault, Interaction, Intervention, MachineProfile
 from sweeps.engines.simulated import SimulatedEngine, profile_of
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.space import Configuration, Space
-from sweeps.spec import SpecError, SweepSpec, parse_spec
+from sweeps.spec.model import SpecError, SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+from sweeps.spec.workload import Block, plan_blocks
 from sweeps.summary import BlockSummary, summarise
-from sweeps.workload import Block, plan_blocks
 
 SPEC = """
 sweep: simulated

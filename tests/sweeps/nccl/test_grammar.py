@@ -22,7 +22,7 @@ from sweeps.nccl.grammar import (
     set_problems,
     variable_problem,
 )
-from sweeps.spec import EngineSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
 
 FOUNDING_SIX = {
     "NCCL_PROTO": "LL",

@@ -6,7 +6,7 @@ import pytest
 
 from sweeps.results.journal import read_journal
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.space import Space
+from sweeps.spec.space import Space
 from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sweeps.spec import SpecError, WorkloadSpec
+from sweeps.spec.model import SpecError, WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
-from sweeps.spec import EngineSpec, SearchSpec, SpecError, SweepSpec
+from sweeps.spec.model import EngineSpec, SearchSpec, SpecError, SweepSpec
+from sweeps.spec.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
 
 SETS = {
     "six": {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"},

@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.space import Space
-from sweeps.spec import (
+from sweeps.spec.model import (
     ControlSpec,
     Deadlines,
     EngineKind,
@@ -23,8 +22,9 @@ from sweeps.spec import (
     parse_spec,
     read_spec,
 )
+from sweeps.spec.space import Space
 
-SPECS = sorted((Path(__file__).parents[2] / "sweeps" / "specs").glob("*.yaml"))
+SPECS = sorted((Path(__file__).parents[3] / "sweeps" / "specs").glob("*.yaml"))
 
 SIMULATED: dict[str, Any] = {
     "sweep": "t",

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.spec import SpecError, WorkloadSpec
-from sweeps.workload import plan_blocks
+from sweeps.spec.model import SpecError, WorkloadSpec
+from sweeps.spec.workload import plan_blocks
 
-SPECS = Path(__file__).parents[2] / "sweeps" / "specs"
+SPECS = Path(__file__).parents[3] / "sweeps" / "specs"
 
 
 @given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))

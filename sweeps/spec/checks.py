@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sweeps.nccl.grammar import set_problems, variable_problem
-from sweeps.spec_document import Key, Problem, choose
+from sweeps.spec.document import Key, Problem, choose
 
 if TYPE_CHECKING:
-    from sweeps.spec import SweepSpec
+    from sweeps.spec.model import SweepSpec
 
 SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
 PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from sweeps.nccl.catalogue import CATALOGUE
-from sweeps.spec_checks import PrunerName as PrunerName
-from sweeps.spec_checks import SamplerName as SamplerName
-from sweeps.spec_checks import check_spec
-from sweeps.spec_document import SpecError as SpecError
-from sweeps.spec_document import nearest as nearest
-from sweeps.spec_document import read_document, refuse, validation_problems
+from sweeps.spec.checks import PrunerName as PrunerName
+from sweeps.spec.checks import SamplerName as SamplerName
+from sweeps.spec.checks import check_spec
+from sweeps.spec.document import SpecError as SpecError
+from sweeps.spec.document import nearest as nearest
+from sweeps.spec.document import read_document, refuse, validation_problems
 
 Scalar = bool | int | float | str
 EngineKind = Literal["simulated", "sglang", "replay"]

@@ -15,7 +15,7 @@ from itertools import product
 from math import prod
 
 from sweeps.nccl.grammar import nccl_env
-from sweeps.spec import DEFAULT_NCCL_SET, Scalar, SpecError, SweepSpec
+from sweeps.spec.model import DEFAULT_NCCL_SET, Scalar, SpecError, SweepSpec
 
 Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]

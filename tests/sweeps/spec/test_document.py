@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec_document import Problem, SpecError, choose, read_document, refuse
+from sweeps.spec.document import Problem, SpecError, choose, read_document, refuse
 
 
 def test_lines_of_keys_and_items() -> None:
