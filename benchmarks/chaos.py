@@ -28,7 +28,7 @@ import yaml
 
 from benchmarks.record import record
 from sweeps.engines import lease
-from sweeps.engines.boot import free_port
+from sweeps.engines.sglang.boot import free_port
 from sweeps.results.tables import ResultsFolder, read_table
 
 ROOT = Path(__file__).resolve().parents[1]

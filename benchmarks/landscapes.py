@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sweeps.engines.base import EngineError
-from sweeps.engines.expected_cycle import intervened
-from sweeps.engines.machine_profile import Drafter, Interaction, MachineProfile, read_profile
-from sweeps.engines.nccl_choice import all_reduce_us, choose
-from sweeps.engines.recording import Recording
-from sweeps.engines.replay import ReplayEngine
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.replay.engine import ReplayEngine
+from sweeps.engines.replay.recording import Recording
+from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.engines.simulated.expected_cycle import intervened
+from sweeps.engines.simulated.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.engines.simulated.nccl_choice import all_reduce_us, choose
 from sweeps.spec.model import DEFAULT_NCCL_SET, SearchSpec, SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 

@@ -22,7 +22,8 @@ from benchmarks.record import record
 from ray_jobs import cluster
 from ray_jobs.ray_settings import settle_environment
 from sweeps.engines.base import BlockRecord, KernelTime, LaunchReport
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.results.tables import ResultsFolder, read_table
@@ -30,7 +31,6 @@ from sweeps.spec.model import SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 from sweeps.study import SweepStudy
-from sweeps.summary import BlockSummary
 from sweeps.tune_bridge import SweepRun, run_study
 
 SPEC = """

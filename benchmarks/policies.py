@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime, LaunchReport
-from sweeps.engines.replay import ReplayEngine
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.replay.engine import ReplayEngine
+from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
 from sweeps.spec.space import Configuration, Space

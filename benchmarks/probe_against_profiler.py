@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.profiled_cycles import Marks, ProfiledCycle, Times, read_cycles
 from benchmarks.record import RESULTS
-from sweeps.engines.trace_spans import TraceError, read_when_whole, trace_files
+from sweeps.engines.sglang.trace_spans import TraceError, read_when_whole, trace_files
 
 CYCLES = "cycles.parquet"
 SETTLING_CYCLES = 4

@@ -29,7 +29,7 @@ from scipy import stats
 from benchmarks.probe_against_profiler import CYCLES, PARTS, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
-from sweeps.engines.sglang import SGLangEngine
+from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.spec.model import SweepSpec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks

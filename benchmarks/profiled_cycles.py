@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sweeps.engines.trace_spans import GPU_WORK, Span, TraceError, outermost, read_events
+from sweeps.engines.sglang.trace_spans import GPU_WORK, Span, TraceError, outermost, read_events
 
 MARK_CALL = "cudaEventRecordWithFlags"
 """What torch's `Event.record` calls; SGLang's own events go through it, too."""

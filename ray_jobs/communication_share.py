@@ -8,7 +8,7 @@ from pathlib import Path
 from ray_jobs.node_checks import Check
 from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
-from sweeps.engines.kernel_trace import communication_share
+from sweeps.engines.sglang.kernel_trace import communication_share
 from sweeps.results.tables import ResultsFolder
 from sweeps.spec.model import SpecError, SweepSpec
 from sweeps.spec.space import Configuration, Space

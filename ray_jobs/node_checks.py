@@ -21,7 +21,7 @@ from ray_jobs.allreduce_table import (
     sets_of,
 )
 from ray_jobs.allreduce_verdict import judge_sets
-from sweeps.engines.sglang_command import PROJECT, ProbeFiles, child_environment
+from sweeps.engines.sglang.command import PROJECT, ProbeFiles, child_environment
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Decision, Observation, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion
 from sweeps.study import SweepStudy
-from sweeps.summary import BlockSummary
 
 _LOG_WIDTH = 160
 _MIN_S_BETWEEN_BLOCK_LINES = 10.0

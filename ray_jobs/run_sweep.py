@@ -139,7 +139,7 @@ def _dry_run(path: Path) -> int:
 
 
 def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Command:
-    from sweeps.engines.sglang_command import launch_command, launch_environment
+    from sweeps.engines.sglang.command import launch_command, launch_environment
 
     steps = space.step_candidates(configuration)
     return launch_command(spec, configuration, step_candidates=steps), launch_environment(spec, configuration)

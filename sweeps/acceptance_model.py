@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.summary import BlockSummary
+from sweeps.engines.summary import BlockSummary
 
 Floats = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from itertools import chain as concatenated
 import numpy as np
 
 from sweeps.cycle_influence import Factor, Floats
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Observation, Observations
-from sweeps.summary import BlockSummary
 
 
 def number_launches(observations: Observations) -> dict[str, int]:

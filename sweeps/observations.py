@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from sweeps.engines.base import KernelTime
+from sweeps.engines.summary import BlockSummary
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration, Suggestion
-from sweeps.summary import BlockSummary
 
 Role = Literal["candidate", "control", "incumbent"]
 Acceptance = Literal["measured", "pinned"]

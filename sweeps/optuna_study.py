@@ -11,6 +11,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import (
     MAXIMISED,
     DecidingPruner,
@@ -22,7 +23,6 @@ from sweeps.observations import (
 from sweeps.samplers import build_pruner, build_sampler
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space, Suggestion
-from sweeps.summary import BlockSummary
 
 DRIVER_DIED = "driver_died"
 _SPECULATIVE = frozenset({"eagle_topk", "num_draft_tokens", "drafter"})

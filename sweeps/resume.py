@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from sweeps.engines.base import KernelTime
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Observation, Observations, PlannedTrial, blamed
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.spec.space import Configuration, Space
-from sweeps.summary import BlockSummary
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
 _KERNEL_FIELDS = tuple(entry.name for entry in fields(KernelTime))

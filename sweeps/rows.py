@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, LaunchReport
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
-from sweeps.summary import BlockSummary
 
 PRUNED_EVENT = "pruned"
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")

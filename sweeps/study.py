@@ -16,6 +16,7 @@ from dataclasses import replace
 import optuna
 from optuna.storages import BaseStorage
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.mixed_acceptance import acceptance_of, checked_prediction
 from sweeps.observations import (
     CertifyingSampler,
@@ -31,7 +32,6 @@ from sweeps.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.schedule import Schedule
 from sweeps.spec.model import SpecError, SweepSpec
 from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
-from sweeps.summary import BlockSummary
 
 _TRIES = 8
 """Suggestions drawn before an unseen configuration is taken instead: samplers repeat themselves on a finite space."""

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
+from sweeps.engines.sglang.limits import check_limits
+from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.ledger import Ledger
-from sweeps.limits import check_limits
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
@@ -20,7 +21,6 @@ from sweeps.results.tables import ResultsFolder
 from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
 from sweeps.spec.workload import Block
-from sweeps.summary import BlockSummary, summarise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

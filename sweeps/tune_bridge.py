@@ -21,6 +21,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from sweeps.engines.base import Engine
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Decision, Outcome, PlannedTrial, blamed
 from sweeps.optuna_study import InvalidSuggestion
 from sweeps.results.tables import ResultsFolder, write_part
@@ -28,7 +29,6 @@ from sweeps.rows import invalid_row, last_end_s, lost_row, record_decision, reco
 from sweeps.spec.model import ResourceSpec, SweepSpec
 from sweeps.spec.workload import Block
 from sweeps.study import SweepStudy
-from sweeps.summary import BlockSummary
 from sweeps.trial import HeldEngine, Measurement, TrialContext, recover
 
 _MAX_ATTEMPTS = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from sweeps.engines.replay import ReplayEngine
+from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Space

@@ -14,13 +14,13 @@ def open_engine(spec: SweepSpec, folder: ResultsFolder) -> Engine:
         folder: of the sweep; the real server's logs go there, and a replayed recording is looked up beside its spec.
     """
     if spec.engine.kind == "sglang":
-        from sweeps.engines.sglang import SGLangEngine
+        from sweeps.engines.sglang.engine import SGLangEngine
 
         return SGLangEngine(spec, logs=folder.root / "logs", stop_request=folder.stop_request)
     if spec.engine.kind == "replay":
-        from sweeps.engines.replay import ReplayEngine
+        from sweeps.engines.replay.engine import ReplayEngine
 
         return ReplayEngine(spec)
-    from sweeps.engines.simulated import SimulatedEngine
+    from sweeps.engines.simulated.engine import SimulatedEngine
 
     return SimulatedEngine(spec)

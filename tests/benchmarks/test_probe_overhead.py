@@ -8,7 +8,7 @@ import pytest
 from benchmarks.probe_against_profiler import SETTLING_CYCLES, compare, compare_phases
 from benchmarks.probe_overhead import measure
 from benchmarks.profiled_cycles import read_cycles
-from sweeps.engines.sglang import SGLangEngine
+from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.spec.model import read_spec
 
 ROOT = Path(__file__).parents[2]

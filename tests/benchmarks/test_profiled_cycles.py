@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.profiled_cycles import MARK_CALL, read_cycles
-from sweeps.engines.trace_spans import TraceError
+from sweeps.engines.sglang.trace_spans import TraceError
 from tests.chrome_trace import event, kernel, span, write
 
 ASSETS = Path(__file__).parents[1] / "assets"

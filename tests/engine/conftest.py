@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from sweeps.engines.base import BlockRecord, LaunchReport
-from sweeps.engines.load_client import Load
-from sweeps.engines.sglang import SGLangEngine
+from sweeps.engines.sglang.engine import SGLangEngine
+from sweeps.engines.sglang.load_client import Load
 from sweeps.spec.model import SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pytest
 
 from sweeps.engines.base import EngineError, Evidence
-from sweeps.engines.sglang import SGLangEngine
+from sweeps.engines.sglang.engine import SGLangEngine
+from sweeps.engines.summary import summarise
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
-from sweeps.summary import summarise
 from tests.engine.conftest import Bench, Served, configuration
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]

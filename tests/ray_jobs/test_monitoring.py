@@ -11,11 +11,11 @@ import pytest
 import ray
 
 from ray_jobs.monitoring import SweepMetrics
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Decision, Outcome, PlannedTrial
 from sweeps.optuna_study import InvalidSuggestion
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 from sweeps.spec.space import Configuration
-from sweeps.summary import BlockSummary
 
 CONFIGURATION = Configuration(
     num_steps=0, eagle_topk=None, num_draft_tokens=None, drafter=None, nccl_set="default", nccl_env=()

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from ray_jobs.progress import SweepProgress
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Outcome
 from sweeps.spec.space import Space
 from sweeps.study import SweepStudy
-from sweeps.summary import BlockSummary
 from sweeps.trial import HeldEngine, Measurement
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec
 

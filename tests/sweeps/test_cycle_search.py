@@ -8,7 +8,7 @@ import pytest
 from benchmarks.landscapes import LANDSCAPES
 from benchmarks.policies import POLICIES, run_policy
 from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.mixed_acceptance import acceptance_of
 from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
 from sweeps.spec.model import Choice, SpecError

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Observation, Observations, Outcome, block_value, candidate_id, combine
 from sweeps.spec.space import Configuration, Space
-from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import plan, stub_spec
 
 SPACE = Space(stub_spec())

@@ -9,11 +9,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Observation, Observations, PlannedTrial, Role, Status
 from sweeps.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
-from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import stub_spec
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

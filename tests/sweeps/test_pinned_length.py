@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sweeps.cycle_model import CycleModel
+from sweeps.engines.summary import BlockSummary
 from sweeps.observations import Observations, Outcome
 from sweeps.pinned_length import PinnedLength
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space
-from sweeps.summary import BlockSummary
 from tests.sweeps.stub_engine import plan
 
 SPEC = """

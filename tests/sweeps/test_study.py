@@ -11,7 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.engines.base import EngineError, LaunchReport
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
 from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
@@ -232,7 +232,7 @@ class TestResume:
         ran = drive(first, HeldEngine(StubEngine()), context, limit=2)
         untold = first.ask()
         assert untold is not None
-        from sweeps.summary import BlockSummary
+        from sweeps.engines.summary import BlockSummary
         from sweeps.trial import Measurement
 
         measurement = Measurement(HeldEngine(StubEngine()), untold, context)

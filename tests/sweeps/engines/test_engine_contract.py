@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import pytest
 
 from sweeps.engines.base import Engine
-from sweeps.engines.guard import reap_leases
-from sweeps.engines.sglang import SGLangEngine
-from sweeps.engines.simulated import SimulatedEngine
+from sweeps.engines.process.guard import reap_leases
+from sweeps.engines.sglang.engine import SGLangEngine
+from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.engines.summary import summarise
 from sweeps.results.tables import CYCLE_COLUMNS
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.summary import summarise
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "stub_server.py"

@@ -1,0 +1,305 @@
+"""What became of every requested setting, rank by rank: seen by the process, read by NCCL, acted on.
+
+A variable can be lost (never reached the rank), overridden (by the engine, by NCCL's own judgement), without a path to
+act (another all-reduce serves the decode), or be there although nobody asked: each another answer to "no effect".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sweeps.engines.base import Evidence, Grade
+from sweeps.engines.env_sources import OVERRIDES, ConfFile
+from sweeps.nccl.catalogue import CATALOGUE
+from sweeps.nccl.log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
+
+DECODE_BYTES_AT_LEAST = 1 << 10
+"""Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""
+DECODE_BYTES_AT_MOST = 1 << 20
+"""All-reduces of decode and verify are smaller; those of prefill need not be."""
+
+_OURS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
+_LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR"})
+"""Set by container images and builds; NCCL reads none of them."""
+_WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
+"""Prefixes of variables that are reported where nobody asked for them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFacts:
+    """What one rank reported of itself."""
+
+    rank: int
+    environment: Mapping[str, str]
+    """By C getenv, from inside the rank: os.environ and /proc/PID/environ can both differ from it."""
+    nccl: NcclLog | None = None
+    """None where NCCL's log was not asked for."""
+
+
+def grade_environment(
+    requested: Mapping[str, str],
+    ranks: Sequence[RankFacts],
+    *,
+    num_ranks: int,
+    all_reduce: str | None,
+    conf_files: Sequence[ConfFile] = (),
+    decode_bytes: frozenset[int] = frozenset(),
+) -> tuple[Evidence, ...]:
+    """One row per rank and requested variable, then the `extra` ones.
+
+    Args:
+        requested: variables that the trial or its spec asks for.
+        num_ranks: rows are made for ranks that never reported, too.
+        all_reduce: what serves decode-size all-reduces, where known: not `nccl` makes NCCL variables `not_exercised`.
+        decode_bytes: sizes of the decode's all-reduces; those between DECODE_BYTES_AT_LEAST and _AT_MOST where empty.
+    """
+    reported = {facts.rank: facts for facts in ranks}
+    operations = _decode_operations(ranks, decode_bytes)
+    rows: list[Evidence] = []
+    for rank in range(num_ranks):
+        facts = reported.get(rank)
+        for name, value in sorted(requested.items()):
+            rows.append(
+                _missing_rank(rank, f"env.{name}", value)
+                if facts is None
+                else _grade_variable(name, value, facts, operations, all_reduce, conf_files)
+            )
+        if facts is not None:
+            rows += _extra(requested, facts, conf_files)
+    return tuple(rows)
+
+
+def _missing_rank(rank: int, setting: str, value: str) -> Evidence:
+    return Evidence(
+        rank=rank,
+        setting=setting,
+        requested=value,
+        seen=None,
+        effective=None,
+        grade="not_seen",
+        detail="this rank has not reported",
+    )
+
+
+def _grade_variable(
+    name: str,
+    value: str,
+    facts: RankFacts,
+    operations: Sequence[Operation],
+    all_reduce: str | None,
+    conf_files: Sequence[ConfFile],
+) -> Evidence:
+    seen = facts.environment.get(name)
+    log = facts.nccl if name.startswith("NCCL_") else None
+    row = Evidence(
+        rank=facts.rank,
+        setting=f"env.{name}",
+        requested=value,
+        seen=seen,
+        effective=None,
+        grade="seen",
+        read_by_nccl=log.set_by_environment.get(name) if log else None,
+    )
+    if seen is None:
+        return replace(row, grade="not_seen", detail="getenv in the rank does not have it")
+    if seen != value:
+        return replace(row, effective=seen, grade="overridden", detail=_overridden_by(name, seen, conf_files))
+    if not name.startswith("NCCL_"):
+        return row
+    if all_reduce not in (None, "nccl", "nccl_symmetric"):
+        return replace(row, grade="not_exercised", detail=f"{all_reduce} serves the decode's all-reduces, not NCCL")
+    if log is None:
+        return replace(row, detail="NCCL's log was not asked for")
+    if name in log.invalid:
+        return replace(
+            row,
+            effective=log.invalid[name],
+            grade="overridden",
+            detail=f"NCCL refused the value, used {log.invalid[name]}",
+        )
+    if row.read_by_nccl is None and name not in CATALOGUE:
+        return replace(row, grade="not_seen", detail="the process has it, but NCCL asks for no variable of this name")
+    if row.read_by_nccl is None:
+        return replace(row, detail="NCCL has not read it: misspelt value, or nothing on this path asks for it")
+    grade, effective, detail = _acted_on(name, value, log, operations)
+    return replace(row, grade=grade, effective=effective, detail=detail)
+
+
+def _overridden_by(name: str, seen: str, conf_files: Sequence[ConfFile]) -> str:
+    for override in OVERRIDES.get(name, ()):
+        if override.value == seen:
+            return f"by {override.when}; to allow it: {override.allow}"
+    for file in conf_files:
+        if file.settings.get(name) == seen:
+            return f"by {file.path} ({file.sha256[:12]})"
+    return "by an unknown hand: the interpreter's start-up (sitecustomize), a wrapper, a plugin"
+
+
+def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operation]) -> tuple[Grade, str, str | None]:
+    """NCCL has read `name`: do its choices, transports and channels agree with it?"""
+    names = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}.get(name, ())
+    left = allowed(value, names, collective="AllReduce")
+    if names and operations:
+        used = {
+            operation.algorithm if name == "NCCL_ALGO" else operation.protocol or "symmetric"
+            for operation in operations
+        }
+        text = ",".join(sorted(used))
+        if left is not None and not used <= left:
+            return "overridden", text, "NCCL chose otherwise for the decode's all-reduces"
+        return "effective", text, f"{len(operations)} decode-size all-reduce sizes"
+    if names and (enabled := log.enabled.get("AllReduce", frozenset()) & frozenset(names)):
+        text = ",".join(sorted(enabled))
+        if left is not None and not enabled <= left:
+            return "overridden", text, "NCCL leaves others on for all-reduces"
+        return "effective", text, "left on for all-reduces; which one serves the decode was not printed"
+    denied = _denied(name, value, log)
+    if denied:
+        return "overridden", ",".join(sorted(log.transports)) or str(log.num_channels), denied
+    return "effective", _observed(name, log) or value, None
+
+
+def _denied(name: str, value: str, log: NcclLog) -> str | None:
+    """Why connections or channels contradict the setting; None where they do not."""
+    kinds = {transport.split("/")[0] for transport in log.transports}
+    cumem = {transport for transport in log.transports if transport.startswith(("P2P/CUMEM", "P2P/IPC"))}
+    if name == "NCCL_P2P_LEVEL" and value == "SYS" and kinds and "P2P" not in kinds:
+        return "no connection uses P2P: the driver or the topology does not let it"
+    if (name, value) in (("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC")) and "P2P" in kinds:
+        return "connections use P2P nevertheless"
+    if name == "NCCL_SHM_DISABLE" and value == "1" and "SHM" in kinds:
+        return "connections use shared memory nevertheless"
+    if name == "NCCL_CUMEM_ENABLE" and cumem and any(("CUMEM" in each) != (value == "1") for each in cumem):
+        return "P2P connections are of the other kind"
+    if log.num_channels is not None and value.isdigit():
+        if name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS") and log.num_channels > int(value):
+            return f"{log.num_channels} channels"
+        if name in ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS") and log.num_channels < int(value):
+            return f"{log.num_channels} channels"
+    return None
+
+
+def _observed(name: str, log: NcclLog) -> str | None:
+    if "NCHANNELS" in name or "CTAS" in name:
+        return None if log.num_channels is None else f"{log.num_channels} channels"
+    if name in ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE"):
+        return ",".join(sorted(log.transports)) or None
+    return None
+
+
+def _extra(requested: Mapping[str, str], facts: RankFacts, conf_files: Sequence[ConfFile]) -> Iterable[Evidence]:
+    read = facts.nccl.set_by_environment if facts.nccl else {}
+    present = {**read, **facts.environment}
+    for name, value in sorted(present.items()):
+        if name in requested or name in _OURS or name in _LABELS or not name.startswith(_WATCHED):
+            continue
+        file = next((file for file in conf_files if file.settings.get(name) == value), None)
+        default = next((each for each in OVERRIDES.get(name, ()) if each.value == value), None)
+        source = f"by {default.when}" if default else "by an unknown hand (sitecustomize, a wrapper, a plugin)"
+        yield Evidence(
+            rank=facts.rank,
+            setting=f"env.{name}",
+            requested=None,
+            seen=facts.environment.get(name),
+            effective=value if name in read else None,
+            grade="extra",
+            detail=f"by {file.path} ({file.sha256[:12]})" if file else source,
+            read_by_nccl=read.get(name),
+        )
+
+
+def _decode_operations(ranks: Sequence[RankFacts], decode_bytes: frozenset[int]) -> tuple[Operation, ...]:
+    """All-reduces of the decode; printed by rank 0 alone, and equal in all ranks of a communicator."""
+    return tuple(
+        operation
+        for facts in ranks
+        if facts.nccl
+        for operation in facts.nccl.operations
+        if operation.collective in ("AllReduce", None)
+        and (operation.num_bytes in decode_bytes if decode_bytes else _like_a_decode(operation.num_bytes))
+    )
+
+
+def _like_a_decode(num_bytes: int) -> bool:
+    return DECODE_BYTES_AT_LEAST <= num_bytes <= DECODE_BYTES_AT_MOST
+
+
+def all_reduce_backend(
+    resolved: Mapping[str, str | None],
+    log_text: str,
+    ranks: Sequence[RankFacts] = (),
+    *,
+    decode_bytes: frozenset[int] = frozenset(),
+) -> str | None:
+    """What serves decode-size all-reduces: `none` (one rank), `nccl`, `nccl_symmetric`, `custom`, `flashinfer`, ...
+
+    NCCL's own log decides where it is there; else the server's arguments and log, in its order of preference.
+    None where neither tells.
+    """
+    if resolved.get("tp_size") == "1":
+        return "none"
+    operations = _decode_operations(ranks, decode_bytes)
+    if operations:
+        return "nccl_symmetric" if any(operation.symmetric for operation in operations) else "nccl"
+    if "tp_size" not in resolved:
+        return None
+    for backend, field in (
+        ("nccl_symmetric", "enable_symm_mem"),
+        ("flashinfer", "enable_flashinfer_allreduce_fusion"),
+        ("mscclpp", "enable_mscclpp"),
+        ("torch_symmetric", "enable_torch_symm_mem"),
+    ):
+        if resolved.get(field) == "True":
+            return backend
+    refused = "Setup Custom allreduce failed" in log_text or "Custom allreduce is disabled" in log_text
+    return "nccl" if refused or resolved.get("disable_custom_all_reduce") == "True" else "custom"
+
+
+def grade_arguments(
+    requested: Mapping[str, str],
+    resolved: Mapping[str, str | None],
+    *,
+    in_ranks: Sequence[Mapping[str, str]] = (),
+    logged: Mapping[str, str | None] | None = None,
+) -> tuple[Evidence, ...]:
+    """One row per requested argument (and rank, where ranks report it).
+
+    Args:
+        requested: by the resolved names (`speculative_num_steps`).
+        resolved: the server's own account, from /server_info.
+        logged: the same from the line in its log; where the two differ, the one that contradicts the request counts.
+        in_ranks: what each rank's worker holds, by the same names; may know fewer (of switches only it knows).
+    """
+    rows = []
+    for name, value in sorted(requested.items()):
+        for rank, held in enumerate(in_ranks or ({},)):
+            seen = resolved.get(name)
+            told = [each for each in (seen, (logged or {}).get(name)) if each is not None]
+            contrary = (each for each in told if not _equal(each, value))
+            effective = held.get(name, next(contrary, next(iter(told), None)))
+            grade: Grade = (
+                "effective" if _equal(effective, value) else "not_seen" if effective is None else "overridden"
+            )
+            rows.append(
+                Evidence(
+                    rank=rank,
+                    setting=f"args.{name}",
+                    requested=value,
+                    seen=seen,
+                    effective=effective,
+                    grade=grade,
+                    detail=None if grade == "effective" else "the server's own rules decided otherwise: see its log",
+                )
+            )
+    return tuple(rows)
+
+
+def _equal(held: str | None, wanted: str) -> bool:
+    """Equal as numbers, truth values or text: `4` and `4.0`, `true` and `True`."""
+    if held is None:
+        return wanted.lower() in ("none", "null")
+    try:
+        return float(held) == float(wanted)
+    except ValueError:
+        return held.lower() == wanted.lower()

@@ -1,0 +1,341 @@
+"""The real SGLang server as an engine: a child process under a guard, probed from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
+from sweeps.engines.process.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
+from sweeps.engines.process.trial_gpus import TrialGpus
+from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
+from sweeps.engines.sglang.command import (
+    ProbeFiles,
+    adaptive_settings,
+    can_switch,
+    child_environment,
+    launch_command,
+    num_ranks,
+    recorded_command,
+    recorded_environment,
+    recorded_removals,
+)
+from sweeps.engines.sglang.evidence import effective_settings, explain_switch, gather_evidence, keep_nccl_logs
+from sweeps.engines.sglang.kernel_trace import read_kernel_times
+from sweeps.engines.sglang.live_server import LiveServer
+from sweeps.engines.sglang.load_client import Load
+from sweeps.engines.sglang.trace_spans import read_when_whole
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block, Prompt
+
+_GRACE_S = 15.0
+_TRACE_STEPS = 24
+"""Forward steps of a profiler window: enough cycles for a mean, a trace of some megabytes."""
+_TRACE_TIMEOUT_S = 120.0
+_ANCHOR_MAY_CAUSE: frozenset[str] = frozenset({"crash", "gpu_oom", "invalid_config"})
+"""Ends of a launch that its further state for 0 steps may have caused."""
+_FIRST_BLOCK = Block(
+    index=0,
+    warmup=True,
+    prompts=(Prompt(prompt_id="first", token_ids=tuple(range(10, 26))),),
+    output_tokens=8,
+    concurrency=1,
+    temperature=0.0,
+    ignore_eos=True,
+)
+"""Proves that the server generates, through verify where it speculates. Ids below 26 are in every vocabulary."""
+
+
+class SGLangEngine:
+    """Serves one configuration at a time with SGLang 0.5.16 or later. See `base.Engine` for the contract.
+
+    Args:
+        logs: folder for server logs and launch records.
+        node_folder: on a file system of this node; leases and probe files live there.
+        stop_request: once this file exists, waits for the server end with an EngineError.
+    """
+
+    name = "sglang"
+
+    def __init__(
+        self, spec: SweepSpec, *, logs: Path, node_folder: Path | None = None, stop_request: Path | None = None
+    ) -> None:
+        self._spec = spec
+        self._logs = logs
+        self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
+        self._stop_request = stop_request
+        self._live: LiveServer | None = None
+        self._switch_refused = False
+        self._anchors_refused = False
+        self._launches = 0
+        self._gpus: TrialGpus | None = None
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+        """See the contract. A chain that does not start with a state for anchors is started once more without."""
+        without = tuple(num_steps for num_steps in step_candidates if num_steps)
+        anchored = configuration.speculates and without != step_candidates
+        if not anchored or self._anchors_refused:
+            return self._launch(configuration, without)
+        try:
+            return self._launch(configuration, step_candidates)
+        except EngineError as error:
+            if error.kind not in _ANCHOR_MAY_CAUSE or self._is_stopping():
+                raise
+        report = self._launch(configuration, without)
+        self._anchors_refused = True
+        return report
+
+    def _launch(self, configuration: Configuration, step_candidates: tuple[int, ...]) -> LaunchReport:
+        self.close()
+        self._reap()
+        candidates = tuple(sorted({configuration.num_steps, *step_candidates}))
+        if self._switch_refused or not can_switch(self._spec, configuration, candidates):
+            candidates = ()
+        started_s = self.now_s()
+        self._gpus = TrialGpus(self._spec.resources.gpus, self._node_folder / "gpus")
+        self._prove_free()  # at once, but where an earlier server has not let go
+        live = self._start(configuration, candidates)
+        try:
+            live.boot.wait_for_port(live.port)
+            live.generate(_FIRST_BLOCK, "first_request", timeout_s=self._spec.engine.deadlines_s.first_request)
+            ready_s = self.now_s()
+            live.greet()
+            if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
+                self._switch_refused = True
+                return self._launch(configuration, ())
+            return self._report(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
+        except EngineError as error:
+            self._abandon(error)
+            raise
+        except BaseException:
+            self._abandon(None)
+            raise
+
+    def switch(self, configuration: Configuration) -> LaunchReport | None:
+        live = self._live
+        if live is None or live.is_gone() or configuration.num_steps not in live.step_candidates:
+            return None
+        if self._key(configuration) != self._key(live.configuration):
+            return None
+        live.pin(configuration.num_steps)
+        live.configuration = configuration
+        live.generate(_FIRST_BLOCK, "measure", timeout_s=self._spec.engine.deadlines_s.block)
+        return self._report(live, boot_s={})
+
+    def run_block(self, block: Block) -> BlockRecord:
+        live = self._require_live()
+        return self._record(live, block, num_steps=live.configuration.num_steps)
+
+    def run_anchor(self, block: Block) -> BlockRecord | None:
+        live = self._require_live()
+        if 0 not in live.step_candidates:
+            return None
+        live.pin(0)
+        live.flush()
+        record = self._record(live, block, num_steps=0)
+        live.pin(live.configuration.num_steps)
+        live.flush()
+        return record
+
+    def _record(self, live: LiveServer, block: Block, *, num_steps: int) -> BlockRecord:
+        live.forget()
+        assert self._gpus is not None
+        with self._gpus.window() as readings:
+            load = live.generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
+        cycles = live.take("measure", num_steps=num_steps)
+        return BlockRecord(
+            started_s=load.started_s,
+            wall_s=load.ended_s - load.started_s,
+            decode_s=load.decode_s,
+            decode_tokens=load.decode_tokens,
+            requests=tuple(answer.request for answer in load.answers),
+            cycles=cycles,
+            telemetry=readings,
+        )
+
+    def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
+        live = self._require_live()
+        if live.timer_kind != "cuda_event":
+            return None
+        folder = live.folder / "trace"
+        self.profile(block, folder, num_steps=_TRACE_STEPS)
+        try:
+            return read_when_whole(folder, read_kernel_times, timeout_s=_TRACE_TIMEOUT_S, is_gone=live.given_up)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def profile(self, block: Block, folder: Path, *, num_steps: int) -> pa.Table:
+        """Run one block with the server's profiler on for its first forward steps; the cycles that the probe saw.
+
+        The traces appear in `folder` some seconds later. Without Python stacks, which would slow the host most.
+        """
+        live = self._require_live()
+        on_gpu = live.timer_kind == "cuda_event"
+        settings = {
+            "output_dir": str(folder),
+            "num_steps": num_steps,
+            "activities": ["CPU", "GPU"] if on_gpu else ["CPU"],
+            "with_stack": False,
+        }
+        live.forget()
+        live.post("/start_profile", settings)
+        self.generate(block)
+        return live.take("measure")
+
+    def record_cycles(self, *, on: bool) -> None:
+        """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
+        self._require_live().command({"do": "record", "on": on})
+
+    def generate(self, block: Block) -> Load:
+        """Run one block without asking the probe for anything; the answers keep their token ids."""
+        return self._require_live().generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
+
+    def close(self) -> float:
+        live, self._live = self._live, None
+        if live is None:
+            return 0.0
+        started_s = self.now_s()
+        keep_nccl_logs(live.folder, live.log_path.with_suffix(".nccl"))  # the guard takes the folder with the server
+        live.server.stop(self._spec.engine.deadlines_s.stop)
+        survivors = live.server.survivors()
+        shutil.rmtree(live.folder, ignore_errors=True)
+        if survivors:
+            raise EngineError(
+                f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
+            )
+        prove_closed(live.port)
+        self._prove_free()
+        self._release_gpus()
+        return self.now_s() - started_s
+
+    def _prove_free(self) -> None:
+        """Wait until the trial's GPUs are free. Raises EngineError (`gpu_not_clean`)."""
+        if self._gpus is None:
+            return
+        try:
+            self._gpus.prove_free(timeout_s=self._spec.engine.deadlines_s.stop)
+        except EngineError:
+            self._release_gpus()
+            raise
+
+    def _release_gpus(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
+
+    def _key(self, configuration: Configuration) -> str:
+        return configuration.launch_key(switch_in_place=True)
+
+    def _require_live(self) -> LiveServer:
+        assert self._live is not None, "a block without a launched server"
+        return self._live
+
+    def _reap(self) -> None:
+        """Before the first launch: what earlier engines of this node left behind."""
+        if self._launches == 0:
+            reaped = reap_leases(self._node_folder / "leases")
+            if reaped.survivors:
+                raise EngineError(
+                    f"processes {list(reaped.survivors)} of an earlier server survive",
+                    stage="plan",
+                    kind="gpu_not_clean",
+                )
+            reap_scratch(self._node_folder, self._node_folder / "leases")
+
+    def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> LiveServer:
+        self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        folder = scratch_folder(self._node_folder)
+        adaptive_config = None
+        if candidates:
+            adaptive_config = folder / "adaptive.json"
+            adaptive_config.write_text(json.dumps(adaptive_settings(candidates)), encoding="utf-8")
+        port = free_port()
+        command = launch_command(
+            self._spec, configuration, port=port, step_candidates=candidates, adaptive_config=adaptive_config
+        )
+        if not any("skip-server-warmup" in word for word in command):
+            command += ("--skip-server-warmup",)  # its request would run beside the first block
+        probe = ProbeFiles(folder=folder, num_steps=configuration.num_steps if candidates else None)
+        environment = child_environment(self._spec, configuration, inherited=os.environ, probe=probe)
+        self._launches += 1
+        log_path = self._logs / f"{configuration.configuration_id}-{folder.name}.log"
+        record = {
+            "command": command,
+            "environment": {
+                name: value for name, value in environment.variables.items() if os.environ.get(name) != value
+            },
+            "removed": environment.removed,
+        }
+        log_path.with_suffix(".launch.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+        server = ServerProcess.start(
+            command,
+            env=environment.variables,
+            log_path=log_path,
+            lease_dir=self._node_folder / "leases",
+            grace_s=_GRACE_S,
+            scratch=folder,
+        )
+        live = LiveServer(
+            server=server,
+            folder=folder,
+            log_path=log_path,
+            port=port,
+            configuration=configuration,
+            step_candidates=candidates,
+            boot=Boot(
+                server, log_path=log_path, deadlines=self._spec.engine.deadlines_s, is_stopping=self._is_stopping
+            ),
+            ranks=tuple(range(num_ranks(self._spec, configuration))),
+            removed=environment.removed,
+            is_stopping=self._is_stopping,
+        )
+        self._live = live
+        return live
+
+    def _is_stopping(self) -> bool:
+        return self._stop_request is not None and self._stop_request.exists()
+
+    def _abandon(self, cause: EngineError | None) -> None:
+        """Stop what a failed launch left; its own error is the one that counts."""
+        try:
+            self.close()
+        except EngineError as unclean:
+            if cause is None:
+                raise
+            cause.add_note(str(unclean))
+
+    def _report(self, live: LiveServer, *, boot_s: Mapping[str, float]) -> LaunchReport:
+        configuration = live.configuration
+        cycles = live.take("first_request", num_steps=configuration.num_steps)
+        live.flush()
+        first = live.handshakes[0]
+        evidence, all_reduce = gather_evidence(
+            self._spec, configuration, live.handshakes, cycles, live.info, live.boot.log(), live.folder
+        )
+        if live.step_candidates:
+            evidence = tuple(explain_switch(row, live.step_candidates) for row in evidence)
+        return LaunchReport(
+            version=first.sglang,
+            machine=f"{len(live.ranks)} x {first.device}, {socket.gethostname()}",
+            num_gpus=self._spec.resources.gpus,
+            boot_s=boot_s,
+            command=recorded_command(self._spec, configuration),
+            environment=recorded_environment(self._spec, configuration),
+            removed=recorded_removals(live.removed),
+            effective=effective_settings(configuration, live.info, live.log_path.name, live.step_candidates),
+            evidence=evidence,
+            all_reduce=all_reduce,
+        )

@@ -1,0 +1,179 @@
+"""A started SGLang server, and how to talk to it: generations, commands to its probes, its own endpoints.
+
+Whatever goes wrong in the talk is an EngineError that says why: the server's own last words where it has died.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sweeps.engines.base import EngineError, Kind, Stage
+from sweeps.engines.process.guard import ServerProcess
+from sweeps.engines.sglang.boot import Boot, stopped
+from sweeps.engines.sglang.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
+from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeLink
+from sweeps.engines.sglang.server_log import log_tail
+from sweeps.spec.space import Configuration
+from sweeps.spec.workload import Block
+
+_PROBE_TIMEOUT_S = 30.0
+_CONTROL_TIMEOUT_S = 30.0
+_LAST_WORDS_S = 10.0
+"""How long a process may outlive its connection before it has to say why."""
+
+
+@dataclass(kw_only=True)  # no slots: the server's account is cached in the instance
+class LiveServer:
+    """The running server and what is known about it."""
+
+    server: ServerProcess
+    folder: Path
+    """Probe files and adaptive settings; removed with the server."""
+    log_path: Path
+    port: int
+    configuration: Configuration
+    step_candidates: tuple[int, ...]
+    boot: Boot
+    ranks: tuple[int, ...]
+    removed: tuple[str, ...]
+    is_stopping: Callable[[], bool]
+    handshakes: tuple[Handshake, ...] = ()
+    link: ProbeLink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.link = ProbeLink(self.folder)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def timer_kind(self) -> str:
+        """`cuda_event` on a GPU, `host` on a CPU."""
+        return self.handshakes[0].timer_kind
+
+    def is_gone(self) -> bool:
+        return self.server.returncode() is not None
+
+    def given_up(self) -> bool:
+        """Whether there is nothing to wait for: no server, or no wish for its answer."""
+        return self.is_gone() or self.is_stopping()
+
+    def greet(self) -> None:
+        """Take every rank's handshake. Raises EngineError (`no_handshake`)."""
+        handshakes = self.link.handshakes()
+        found = tuple(handshake.rank for handshake in handshakes)
+        unwrapped = sorted({role for handshake in handshakes for role in handshake.missing})
+        if found != self.ranks or unwrapped:
+            raise EngineError(
+                f"cycle probe: wanted a handshake from ranks {list(self.ranks)}, got {list(found)}; "
+                f"calls that are not wrapped: {', '.join(unwrapped) or 'none'}",
+                stage="first_request",
+                kind="no_handshake",
+                log_tail=log_tail(self.boot.log()),
+            )
+        self.handshakes = handshakes
+
+    def generate(self, block: Block, stage: Stage, *, timeout_s: float) -> Load:
+        """Run one block. Raises EngineError."""
+        try:
+            return send_block(block, url=self.url, timeout_s=timeout_s, is_gone=self.given_up)
+        except ServerRefusedError as error:
+            kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
+            raise EngineError(str(error), stage=stage, kind=kind, log_tail=log_tail(self.boot.log())) from error
+        except TimeoutError as error:
+            raise self.boot.failure(None, stage, str(error)) from error
+        except (ServerGoneError, urllib.error.URLError) as error:
+            if self.is_stopping():
+                raise stopped(stage) from error
+            raise self._crash(stage) from error
+
+    def pin(self, num_steps: int) -> None:
+        """Switch to this step count from the next cycle on."""
+        self.command({"do": "pin", "num_steps": num_steps})
+
+    def forget(self) -> None:
+        """Drop the cycles so far."""
+        self.command({"do": "forget"})
+
+    def command(self, command: Mapping[str, Any]) -> None:
+        """Give every rank's probe one command. Raises EngineError."""
+        try:
+            self.link.ask(self.ranks, command, timeout_s=_PROBE_TIMEOUT_S, is_gone=self.given_up)
+        except ProbeError as error:
+            raise self._probe_failure(error) from error
+
+    def take(self, stage: Stage, *, num_steps: int | None = None) -> pa.Table:
+        """The cycles of all ranks since the last time, `CYCLE_COLUMNS`.
+
+        Raises EngineError, also where a rank saw no cycle or one ran in another state than `num_steps`.
+        """
+        try:
+            cycles = self.link.take(self.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=self.given_up)
+        except ProbeError as error:
+            raise self._probe_failure(error) from error
+        for rank in self.ranks if num_steps is not None else ():
+            own = cycles.filter(pc.equal(cycles["rank"], rank))
+            if not own.num_rows:
+                raise EngineError(f"cycle probe: rank {rank} saw no cycle", stage=stage, kind="no_handshake")
+            states = set(own["num_steps"].to_pylist())
+            if states != {num_steps}:
+                raise EngineError(
+                    f"num_steps: wanted {num_steps} in every cycle, rank {rank} ran {sorted(states)}",
+                    stage=stage,
+                    kind="not_effective",
+                )
+        return cycles
+
+    def flush(self) -> None:
+        """Empty the prefix cache: every trial and every anchor begins so, whatever its server has answered before."""
+        self.post("/flush_cache", {})
+
+    def post(self, path: str, body: Mapping[str, Any]) -> None:
+        """One small request to an endpoint of the server's own. Raises EngineError."""
+        try:
+            ask_server(self.url + path, body=body, timeout_s=_CONTROL_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            raise EngineError(f"{path}: {error}", stage="measure", kind="engine_unavailable") from error
+        except OSError as error:  # URLError, or a connection that broke
+            raise self._crash("measure") from error
+
+    @cached_property
+    def info(self) -> Mapping[str, Any]:
+        """The server's account of itself; the older name of the endpoint where the newer does not exist."""
+        for path in ("/server_info", "/get_server_info"):
+            try:
+                answer: Mapping[str, Any] = json.loads(ask_server(self.url + path, timeout_s=_CONTROL_TIMEOUT_S))
+            except urllib.error.HTTPError:
+                continue
+            return answer
+        raise EngineError(
+            "the server answers neither /server_info nor /get_server_info",
+            stage="first_request",
+            kind="engine_unavailable",
+        )
+
+    def _crash(self, stage: Stage) -> EngineError:
+        """The connection broke before the process ended: give it a moment to say why."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self.server.returncode() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.boot.failure(self.server.returncode(), stage)
+
+    def _probe_failure(self, error: ProbeError) -> EngineError:
+        """A rank that died has no probe either: then it is the server's crash."""
+        if self.is_gone():
+            return self.boot.failure(self.server.returncode(), "measure")
+        return EngineError(
+            f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(self.boot.log())
+        )

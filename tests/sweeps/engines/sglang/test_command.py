@@ -1,0 +1,215 @@
+"""Command and environment of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sweeps.engines.sglang.command import (
+    PROBE_FOLDER,
+    PROJECT,
+    ProbeFiles,
+    adaptive_settings,
+    can_switch,
+    child_environment,
+    launch_command,
+    launch_environment,
+    num_ranks,
+    pinned_accept_length,
+    recorded_command,
+    recorded_environment,
+    recorded_removals,
+)
+from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.space import Configuration, Space
+
+SPEC = """
+sweep: s
+engine:
+  kind: sglang
+  python: /opt/engine/bin/python
+  launcher: [numactl, --membind=0]
+  model_path: org/model
+  algorithm: {algorithm}
+  args: {{tp: 8, trust-remote-code: true, disable-cuda-graph: false, speculative-draft-attention-backend: triton}}
+  env: {{PYTHONPATH: /opt/extra, HF_HUB_OFFLINE: "1"}}
+nccl_sets:
+  ll: {{NCCL_PROTO: LL}}
+  ring: {{NCCL_ALGO: Ring}}
+drafters: {{d: org/drafter}}
+search:
+  num_steps: [0, 1, 3]
+  eagle_topk: [1, 2]
+  nccl: [default, ll, ring]
+  args: {{mem-fraction-static: [0.8, 0.9]}}
+  env: {{SGLANG_X: ["0", "1"]}}
+"""
+
+
+def spec(algorithm: str = "EAGLE3") -> SweepSpec:
+    return parse_spec(SPEC.format(algorithm=algorithm), source="test")
+
+
+def configuration(num_steps: int, *, eagle_topk: int = 1, nccl: str = "default") -> Configuration:
+    return Space(spec()).resolve(
+        {
+            "num_steps": num_steps,
+            "eagle_topk": eagle_topk,
+            "nccl": nccl,
+            "args.mem-fraction-static": 0.9,
+            "env.SGLANG_X": "1",
+        }
+    )
+
+
+def option(command: tuple[str, ...], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_command_has_launcher_interpreter_and_every_argument() -> None:
+    command = launch_command(spec(), configuration(3), port=1234)
+
+    assert command[:5] == ("numactl", "--membind=0", "/opt/engine/bin/python", "-m", "sglang.launch_server")
+    assert option(command, "--model-path") == "org/model"
+    assert option(command, "--port") == "1234"
+    assert option(command, "--tp-size") == "8"
+    assert option(command, "--mem-fraction-static") == "0.9"
+    assert "--trust-remote-code" in command
+    assert "--disable-cuda-graph" not in command
+    assert option(command, "--speculative-algorithm") == "EAGLE3"
+    assert option(command, "--speculative-draft-model-path") == "org/drafter"
+    assert option(command, "--speculative-num-steps") == "3"
+    assert option(command, "--speculative-eagle-topk") == "1"
+    assert option(command, "--speculative-num-draft-tokens") == "4"
+
+
+def test_no_speculation_has_no_speculative_argument() -> None:
+    assert not [word for word in launch_command(spec(), configuration(0)) if "speculative" in word]
+
+
+def test_switchable_server_starts_with_the_largest_step_count() -> None:
+    command = launch_command(
+        spec(), configuration(1), step_candidates=(1, 3), adaptive_config=Path("/tmp/adaptive.json")
+    )
+
+    assert option(command, "--speculative-num-steps") == "3"
+    assert option(command, "--speculative-num-draft-tokens") == "4"
+    assert option(command, "--speculative-adaptive-config") == "/tmp/adaptive.json"
+    assert adaptive_settings((3, 1))["1"]["candidate_steps"] == [1, 3]
+
+
+def test_candidates_without_adaptive_file_change_nothing() -> None:
+    assert launch_command(spec(), configuration(1), step_candidates=(1, 3)) == launch_command(spec(), configuration(1))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "eagle_topk", "candidates", "expected"),
+    [
+        ("EAGLE3", 1, (1, 3), True),
+        ("EAGLE", 1, (1, 3), True),
+        ("EAGLE3", 1, (3,), False),
+        ("EAGLE3", 2, (1, 3), False),
+        ("STANDALONE", 1, (1, 3), False),
+    ],
+)
+def test_where_steps_can_be_switched(
+    algorithm: str, eagle_topk: int, candidates: tuple[int, ...], *, expected: bool
+) -> None:
+    assert can_switch(spec(algorithm), configuration(3, eagle_topk=eagle_topk), candidates) is expected
+
+
+def test_swept_names_are_taken_out_of_the_inherited_environment() -> None:
+    inherited = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "WARN", "PYTHONPATH": "/ray", "HOME": "/home/u"}
+
+    child = child_environment(
+        spec(), configuration(1, nccl="ll"), inherited=inherited, probe=ProbeFiles(folder=Path("/tmp/p"), num_steps=1)
+    )
+
+    assert child.removed == ("NCCL_ALGO", "PYTHONPATH")
+    assert child.variables["NCCL_PROTO"] == "LL"
+    assert "NCCL_ALGO" not in child.variables
+    assert child.variables["NCCL_DEBUG"] == "WARN", "nobody sweeps it: it stays, and shows as extra"
+    assert child.variables["PYTHONPATH"] == f"{PROBE_FOLDER}:/opt/extra"
+    assert child.variables["SPECSWEEP_PROBE_DIR"] == "/tmp/p"
+    assert child.variables["SPECSWEEP_PROBE_NUM_STEPS"] == "1"
+    assert {"NCCL_PROTO", "SGLANG_X", "HF_HUB_OFFLINE"} <= set(child.variables["SPECSWEEP_PROBE_ENV"].split(","))
+
+
+def test_plugin_whitelist_keeps_the_probe() -> None:
+    child = child_environment(
+        spec(), configuration(0), inherited={"SGLANG_PLUGINS": "other"}, probe=ProbeFiles(folder=Path("/tmp/p"))
+    )
+
+    assert child.variables["SGLANG_PLUGINS"] == "other,specsweep_probe"
+
+
+def test_launch_environment_is_what_serves_without_the_probe() -> None:
+    assert launch_environment(spec(), configuration(1, nccl="ring")) == {
+        "PYTHONPATH": "/opt/extra",
+        "HF_HUB_OFFLINE": "1",
+        "NCCL_ALGO": "Ring",
+        "SGLANG_X": "1",
+    }
+
+
+def test_ranks_are_counted_from_the_arguments() -> None:
+    assert num_ranks(spec(), configuration(0)) == 8
+
+
+def test_path_of_this_project_is_made_absolute_and_a_model_name_is_not() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace("org/model", "sweeps/specs")
+    local = parse_spec(text, source="test")
+
+    assert option(launch_command(local, configuration(0)), "--model-path") == str(PROJECT / "sweeps/specs")
+
+
+def test_a_recorded_command_runs_on_another_machine() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace("org/model", "sweeps/specs").replace("org/drafter", "sweeps/engines")
+    text = text.replace("/opt/engine/bin/python", f"{PROJECT}/venv/bin/python").replace(
+        "/opt/extra", "sweeps:/opt/extra"
+    )
+    local = parse_spec(text, source="test")
+
+    assert str(PROJECT) in " ".join(launch_command(local, configuration(1)))
+    command = recorded_command(local, configuration(1))
+    assert command[:3] == ("numactl", "--membind=0", "venv/bin/python")
+    assert option(command, "--model-path") == "sweeps/specs"
+    assert option(command, "--speculative-draft-model-path") == "sweeps/engines"
+    assert recorded_environment(local, configuration(1))["PYTHONPATH"] == "sweeps:/opt/extra"
+
+
+def test_what_a_spec_does_not_name_is_no_path_of_this_machine() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace("  python: /opt/engine/bin/python\n", "")
+    text = text.replace("kind: sglang", "kind: simulated\n  machine: 8xh200").replace("  model_path: org/model\n", "")
+    command = recorded_command(parse_spec(text, source="test"), configuration(1))
+
+    assert command[2:7] == ("python", "-m", "sglang.launch_server", "--model-path", "MODEL")
+    assert not [word for word in command if word.startswith("/")]
+
+
+def test_variables_of_a_worker_process_are_no_removals_of_the_sweep() -> None:
+    assert recorded_removals(("NCCL_ALGO", "OMP_NUM_THREADS", "PYTHONPATH")) == ("NCCL_ALGO",)
+
+
+PINNED_ENV = 'env: {PYTHONPATH: /opt/extra, SGLANG_SIMULATE_ACC_LEN: "2.5", SGLANG_SIMULATE_ACC_METHOD: match-expected}'
+
+
+@pytest.mark.parametrize("acceptance", ["mixed", "pinned"])
+def test_only_a_pinned_trial_of_a_mixed_sweep_simulates_acceptance(acceptance: str) -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace('env: {PYTHONPATH: /opt/extra, HF_HUB_OFFLINE: "1"}', PINNED_ENV)
+    own = parse_spec(text + f"acceptance: {acceptance}\n", source="test")
+    inherited = {"SGLANG_SIMULATE_ACC_LEN": "7", "SGLANG_SIMULATE_ACC_METHOD": "multinomial"}
+    probe = ProbeFiles(folder=Path("/probe"))
+    for configuration in Space(own).configurations()[:3]:
+        for pinned in (False, True):
+            served = replace(configuration, pinned=pinned)
+            child = child_environment(own, served, inherited=inherited, probe=probe)
+            simulates = {name for name in child.variables if name.startswith("SGLANG_SIMULATE_")}
+            wanted = set(inherited) if pinned or acceptance == "pinned" else set()
+            assert simulates == wanted, "what this process has of them never reaches a server"
+            assert set(inherited) <= set(child.removed)
+            assert {name for name in recorded_environment(own, served) if name in inherited} == wanted
+            lengths = {0: None, 1: 2.0, 3: 2.5}
+            assert pinned_accept_length(own, served) == (lengths[configuration.num_steps] if wanted else None)

@@ -1,0 +1,66 @@
+"""Times and tokens of a streamed answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps.engines.sglang.load_client import ServerRefusedError, _answer, union_length
+from sweeps.spec.workload import Prompt
+
+PROMPT = Prompt(prompt_id="p", token_ids=(1, 2))
+
+
+def chunk(ids: list[int] | None, completion_tokens: int, **extra: object) -> bytes:
+    meta = {"completion_tokens": completion_tokens, "prompt_tokens": 2, "finish_reason": None, **extra}
+    return json.dumps({"meta_info": meta} | ({} if ids is None else {"output_ids": ids})).encode()
+
+
+def test_cumulative_and_incremental_streams_give_the_same_answer() -> None:
+    cumulative = _answer(PROMPT, 0.0, [(1.0, chunk([7], 1)), (2.0, chunk([7, 8, 9], 3))])
+    incremental = _answer(PROMPT, 0.0, [(1.0, chunk([7], 1)), (2.0, chunk([8, 9], 3))])
+
+    assert cumulative.output_ids == incremental.output_ids == (7, 8, 9)
+    assert cumulative.request == incremental.request
+    assert cumulative.request.ttft_ms == pytest.approx(1000)
+    assert cumulative.request.latency_ms == pytest.approx(2000)
+    assert (cumulative.first_tokens, cumulative.request.output_tokens) == (1, 3)
+
+
+def test_other_tokens_make_another_hash() -> None:
+    first = _answer(PROMPT, 0.0, [(1.0, chunk([7, 8], 2))])
+    second = _answer(PROMPT, 0.0, [(1.0, chunk([7, 9], 2))])
+
+    assert first.request.output_hash != second.request.output_hash
+
+
+def test_aborted_generation_is_refused() -> None:
+    aborted = chunk([], 0, finish_reason={"type": "abort", "message": "out of cache"})
+
+    with pytest.raises(ServerRefusedError, match="out of cache"):
+        _answer(PROMPT, 0.0, [(1.0, aborted)])
+
+
+def test_empty_stream_is_refused() -> None:
+    with pytest.raises(ServerRefusedError, match="no token"):
+        _answer(PROMPT, 0.0, [])
+
+
+intervals = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)).map(lambda pair: (pair[0], sum(pair))), max_size=20)
+
+
+@given(intervals)
+def test_union_is_between_the_longest_interval_and_the_sum(pairs: list[tuple[float, float]]) -> None:
+    lengths = [end - start for start, end in pairs]
+    union = union_length(pairs)
+
+    assert union <= sum(lengths) + 1e-6
+    assert union >= max(lengths, default=0.0) - 1e-6
+    assert union == pytest.approx(union_length(list(reversed(pairs))))
+
+
+def test_gap_between_intervals_is_not_counted() -> None:
+    assert union_length([(0, 1), (0.5, 2), (5, 6)]) == pytest.approx(3)
