@@ -16,7 +16,7 @@ LAYERS = {
     "ray_jobs": 5,
     "sweeps.tune_bridge": 4,
     "sweeps.study": 3,
-    "sweeps.trial": 3,
+    "sweeps.measure.trial": 3,
     "sweeps.optuna_study": 2,
     "sweeps.samplers": 2,
     "sweeps.schedule": 2,
@@ -35,10 +35,10 @@ LAYERS = {
     "sweeps.pinned_length": 2,
     "sweeps.engines": 2,
     "sweeps.engines.evidence": 2,
-    "sweeps.rows": 2,
-    "sweeps.output_check": 2,
+    "sweeps.measure.rows": 2,
+    "sweeps.measure.output_check": 2,
     "sweeps.results.journal": 1,
-    "sweeps.ledger": 1,
+    "sweeps.measure.ledger": 1,
     "sweeps.observations": 1,
     "sweeps.engines.base": 1,
     "sweeps.engines.summary": 1,
@@ -48,7 +48,7 @@ LAYERS = {
     "sweeps.spec.workload": 0,
     "sweeps.results.tables": 0,
 }
-STRANGERS = [("sweeps.study", "sweeps.trial"), ("sweeps.trial", "sweeps.study")]
+STRANGERS = [("sweeps.study", "sweeps.measure.trial"), ("sweeps.measure.trial", "sweeps.study")]
 FRAMEWORKS = {
     "ray": ("sweeps.tune_bridge", "ray_jobs", "benchmarks"),
     "optuna": (

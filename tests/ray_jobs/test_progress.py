@@ -10,10 +10,10 @@ from rich.console import Console
 
 from ray_jobs.progress import SweepProgress
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.observations import Outcome
 from sweeps.spec.space import Space
 from sweeps.study import SweepStudy
-from sweeps.trial import HeldEngine, Measurement
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec
 
 Stated = Literal["measured", "pinned", "mixed"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.results.tables import ResultsFolder
 from sweeps.resume import read_observations
 from sweeps.spec.space import Space
-from sweeps.trial import HeldEngine, Measurement
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 
 

@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 
 from sweeps.engines.base import EngineError, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.measure.trial import HeldEngine, Measurement, recover
 from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
 from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
@@ -19,7 +20,6 @@ from sweeps.resume import read_observations
 from sweeps.spec.model import EngineSpec, SpecError, SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.study import SweepStudy
-from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
 SAMPLERS = ("grid", "random", "tpe")
@@ -233,7 +233,7 @@ class TestResume:
         untold = first.ask()
         assert untold is not None
         from sweeps.engines.summary import BlockSummary
-        from sweeps.trial import Measurement
+        from sweeps.measure.trial import Measurement
 
         measurement = Measurement(HeldEngine(StubEngine()), untold, context)
         while isinstance(measurement.advance(), BlockSummary):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from sweeps.measure.trial import HeldEngine, Measurement, recover
 from sweeps.results.journal import read_journal
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.space import Space
-from sweeps.trial import HeldEngine, Measurement, recover
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 
 

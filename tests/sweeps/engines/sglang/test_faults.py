@@ -20,12 +20,12 @@ from sweeps.engines import lease
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.evidence import keep_nccl_logs
+from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from sweeps.observations import Outcome, PlannedTrial
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from tests.sweeps.stub_engine import plan
 
 STUB = Path(__file__).parents[3] / "stub_server.py"

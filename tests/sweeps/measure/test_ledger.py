@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.ledger import Ledger
+from sweeps.measure.ledger import Ledger
 from sweeps.results.tables import ACTIVITIES
 
 SECONDS = st.floats(min_value=0.0, max_value=1e5)

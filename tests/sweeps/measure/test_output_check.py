@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.base import EngineError
-from sweeps.output_check import agree, control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.measure.output_check import agree, control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.results.tables import ResultsFolder, write_part
 
 HEADS = {(0, f"p{number}"): f"h{number}" for number in range(8)}

@@ -13,12 +13,12 @@ from typing import Literal
 from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
 from sweeps.engines.sglang.limits import check_limits
 from sweeps.engines.summary import BlockSummary, summarise
-from sweeps.ledger import Ledger
+from sweeps.measure.ledger import Ledger
+from sweeps.measure.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.observations import Outcome, PlannedTrial
-from sweeps.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.tables import ResultsFolder
-from sweeps.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
 from sweeps.spec.workload import Block
 
