@@ -24,13 +24,13 @@ from ray_jobs.ray_settings import settle_environment
 from sweeps.engines.base import BlockRecord, KernelTime, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.results.tables import ResultsFolder, read_table
+from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.search.optuna_study import InvalidSuggestion, open_journal
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.study import SweepStudy
 from sweeps.tune_bridge import SweepRun, run_study
 
 SPEC = """

@@ -17,11 +17,11 @@ from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
-from sweeps.observations import Outcome, PlannedTrial
+from sweeps.search.observations import Outcome, PlannedTrial
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.study import SweepStudy
 
 _TIE = 1e-4
 """Share by which a pruned best must beat the incumbent to be lost: many NCCL sets are the same cycle."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ray.util.metrics import Counter, Gauge
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.optuna_study import InvalidSuggestion
+from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.spec.model import SweepSpec
 from sweeps.tune_bridge import SweepObserver
 

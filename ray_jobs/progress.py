@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Decision, Observation, Outcome, PlannedTrial
-from sweeps.optuna_study import InvalidSuggestion
-from sweeps.study import SweepStudy
+from sweeps.search.observations import Decision, Observation, Outcome, PlannedTrial
+from sweeps.search.optuna_study import InvalidSuggestion
+from sweeps.search.study import SweepStudy
 
 _LOG_WIDTH = 160
 _MIN_S_BETWEEN_BLOCK_LINES = 10.0

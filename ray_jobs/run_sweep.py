@@ -22,13 +22,13 @@ from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results
 from sweeps.engines import open_engine
 from sweeps.measure.trial import recover
-from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder
-from sweeps.resume import read_observations
+from sweeps.search.optuna_study import open_journal
+from sweeps.search.resume import read_observations
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import SpecError, SweepSpec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.study import SweepStudy
 
 
 def main(argv: Sequence[str] | None = None) -> int:

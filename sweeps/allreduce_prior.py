@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
-from sweeps.observations import Observation
+from sweeps.search.observations import Observation
 from sweeps.spec.model import DEFAULT_NCCL_SET, SpecError
 
 LAUNCH_NOISE = 0.10

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sweeps.allreduce_prior import AllReducePrior
 from sweeps.cycle_influence import Floats
 from sweeps.cycle_model import CycleModel, Posterior
-from sweeps.observations import Observation, Observations
+from sweeps.search.observations import Observation, Observations
 from sweeps.spec.model import DEFAULT_NCCL_SET, Metric
 from sweeps.spec.space import Configuration, Space
 

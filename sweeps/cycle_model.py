@@ -20,8 +20,8 @@ from sweeps.cycle_series import block_spread, forward_ms, number_launches, overh
 from sweeps.factor_model import QUIET, FactorModel, Measurements
 from sweeps.length_model import LengthModel, widening
 from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
-from sweeps.observations import Finding, Observation, Observations
 from sweeps.pinned_length import PinnedLength
+from sweeps.search.observations import Finding, Observation, Observations
 from sweeps.spec.checks import PINNED_LENGTH
 from sweeps.spec.space import Configuration, Space
 

@@ -22,7 +22,7 @@ from scipy.stats import norm, wilcoxon
 
 from sweeps.allreduce_prior import read_prior
 from sweeps.cycle_estimator import Estimator
-from sweeps.observations import Decision, Finding, Observation, Observations, block_value
+from sweeps.search.observations import Decision, Finding, Observation, Observations, block_value
 from sweeps.spec.space import Configuration, Space
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sweeps.cycle_influence import Factor, Floats
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Observation, Observations
+from sweeps.search.observations import Observation, Observations
 
 
 def number_launches(observations: Observations) -> dict[str, int]:

@@ -18,7 +18,7 @@ from scipy.stats import chi2
 from sweeps.acceptance_model import ChainModel, length_error
 from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, level, tree_depth
 from sweeps.factor_model import FactorModel, Measurements
-from sweeps.observations import Finding, Observation
+from sweeps.search.observations import Finding, Observation
 from sweeps.spec.space import Configuration, Space
 
 _HETEROGENEOUS = 1e-4

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweeps.allreduce_prior import all_reduces
-from sweeps.observations import Observation
+from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration
 
 _BY_NCCL = frozenset({"nccl", "nccl_symmetric"})

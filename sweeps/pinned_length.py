@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sweeps.cycle_influence import Floats
-from sweeps.observations import Finding, Observation
+from sweeps.search.observations import Finding, Observation
 from sweeps.spec.space import Configuration
 
 _ERROR = 0.001

@@ -24,12 +24,12 @@ from sweeps.engines.base import Engine
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, recover
-from sweeps.observations import Decision, Outcome, PlannedTrial, blamed
-from sweeps.optuna_study import InvalidSuggestion
 from sweeps.results.tables import ResultsFolder, write_part
+from sweeps.search.observations import Decision, Outcome, PlannedTrial, blamed
+from sweeps.search.optuna_study import InvalidSuggestion
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import ResourceSpec, SweepSpec
 from sweeps.spec.workload import Block
-from sweeps.study import SweepStudy
 
 _MAX_ATTEMPTS = 2
 _MAX_ERRORS_IN_A_ROW = 3

@@ -15,13 +15,13 @@ LAYERS = {
     # A module may import its own layer and below; a module of `sweeps` that is not named here is in layer 0.
     "ray_jobs": 5,
     "sweeps.tune_bridge": 4,
-    "sweeps.study": 3,
+    "sweeps.search.study": 3,
     "sweeps.measure.trial": 3,
-    "sweeps.optuna_study": 2,
-    "sweeps.samplers": 2,
-    "sweeps.schedule": 2,
-    "sweeps.mixed_acceptance": 2,
-    "sweeps.resume": 2,
+    "sweeps.search.optuna_study": 2,
+    "sweeps.search.samplers": 2,
+    "sweeps.search.schedule": 2,
+    "sweeps.search.mixed_acceptance": 2,
+    "sweeps.search.resume": 2,
     "sweeps.cycle_search": 2,
     "sweeps.cycle_estimator": 2,
     "sweeps.cycle_model": 2,
@@ -39,7 +39,7 @@ LAYERS = {
     "sweeps.measure.output_check": 2,
     "sweeps.results.journal": 1,
     "sweeps.measure.ledger": 1,
-    "sweeps.observations": 1,
+    "sweeps.search.observations": 1,
     "sweeps.engines.base": 1,
     "sweeps.engines.summary": 1,
     "sweeps.spec.space": 0,
@@ -48,13 +48,13 @@ LAYERS = {
     "sweeps.spec.workload": 0,
     "sweeps.results.tables": 0,
 }
-STRANGERS = [("sweeps.study", "sweeps.measure.trial"), ("sweeps.measure.trial", "sweeps.study")]
+STRANGERS = [("sweeps.search.study", "sweeps.measure.trial"), ("sweeps.measure.trial", "sweeps.search.study")]
 FRAMEWORKS = {
     "ray": ("sweeps.tune_bridge", "ray_jobs", "benchmarks"),
     "optuna": (
-        "sweeps.study",
-        "sweeps.optuna_study",
-        "sweeps.samplers",
+        "sweeps.search.study",
+        "sweeps.search.optuna_study",
+        "sweeps.search.samplers",
         "sweeps.cycle_search",
         "sweeps.tune_bridge",
         "ray_jobs",

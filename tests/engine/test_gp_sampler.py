@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])  # after this environment's own packages: only what is missing comes from there
 from sweeps.spec.space import Space
-from sweeps.study import SweepStudy
+from sweeps.search.study import SweepStudy
 from sweeps.measure.trial import HeldEngine
 from tests.sweeps.stub_engine import StubEngine, drive, stub_context, stub_spec
 

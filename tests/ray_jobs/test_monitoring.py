@@ -12,8 +12,8 @@ import ray
 
 from ray_jobs.monitoring import SweepMetrics
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.optuna_study import InvalidSuggestion
+from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 from sweeps.spec.space import Configuration
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from ray_jobs.progress import SweepProgress
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.trial import HeldEngine, Measurement
-from sweeps.observations import Outcome
+from sweeps.search.observations import Outcome
+from sweeps.search.study import SweepStudy
 from sweeps.spec.space import Space
-from sweeps.study import SweepStudy
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec
 
 Stated = Literal["measured", "pinned", "mixed"]

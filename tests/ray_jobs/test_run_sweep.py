@@ -18,11 +18,11 @@ from ray_jobs.results import open_results
 from ray_jobs.run_sweep import main
 from sweeps.engines import open_engine
 from sweeps.measure.trial import HeldEngine
-from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
+from sweeps.search.optuna_study import open_journal
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import read_spec
 from sweeps.spec.space import Space
-from sweeps.study import SweepStudy
 from tests.sweeps.stub_engine import drive, stub_context
 
 ROOT = Path(__file__).parent.parent.parent

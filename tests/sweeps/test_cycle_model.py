@@ -14,7 +14,7 @@ from sweeps.cycle_model import CycleModel
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
 from sweeps.factor_model import FactorModel, Measurements
-from sweeps.observations import Observations, Outcome, PlannedTrial
+from sweeps.search.observations import Observations, Outcome, PlannedTrial
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan

@@ -9,11 +9,11 @@ from benchmarks.landscapes import LANDSCAPES
 from benchmarks.policies import POLICIES, run_policy
 from sweeps.cycle_search import CycleBoundPruner, CycleModelSampler
 from sweeps.engines.simulated.engine import SimulatedEngine
-from sweeps.mixed_acceptance import acceptance_of
-from sweeps.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
+from sweeps.search.mixed_acceptance import acceptance_of
+from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import Choice, SpecError
 from sweeps.spec.space import Configuration, Space
-from sweeps.study import SweepStudy
 from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.test_cycle_model import SPEC, blocks_of
 

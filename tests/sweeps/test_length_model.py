@@ -5,7 +5,7 @@ import pytest
 
 from sweeps.cycle_influence import INFLUENCE
 from sweeps.length_model import LengthModel
-from sweeps.observations import Observations
+from sweeps.search.observations import Observations
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Space
 from tests.sweeps.test_cycle_model import SPEC, observed, row, survival

@@ -6,7 +6,7 @@ import pytest
 
 from sweeps.engines.base import KernelTime
 from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
-from sweeps.observations import Observation
+from sweeps.search.observations import Observation
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan

@@ -7,8 +7,8 @@ import pytest
 
 from sweeps.cycle_model import CycleModel
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Observations, Outcome
 from sweeps.pinned_length import PinnedLength
+from sweeps.search.observations import Observations, Outcome
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan

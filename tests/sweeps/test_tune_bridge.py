@@ -19,17 +19,17 @@ from sweeps.engines.base import Engine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.trial import recover
-from sweeps.observations import Decision, Outcome, PlannedTrial
-from sweeps.optuna_study import InvalidSuggestion, open_journal
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.resume import read_observations
+from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.search.optuna_study import InvalidSuggestion, open_journal
+from sweeps.search.resume import read_observations
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import ResourceSpec, SweepSpec, parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
-from sweeps.study import SweepStudy
 from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
+from tests.sweeps.search.test_study import MIXED
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
-from tests.sweeps.test_study import MIXED
 
 pytestmark = pytest.mark.ray
 

@@ -15,8 +15,8 @@ from sweeps.engines.simulated.engine import SimulatedEngine, profile_of
 from sweeps.engines.simulated.machine_profile import Fault
 from sweeps.engines.summary import summarise
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
-from sweeps.observations import Outcome, PlannedTrial
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
+from sweeps.search.observations import Outcome, PlannedTrial
 from sweeps.spec.model import SpecError, SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks

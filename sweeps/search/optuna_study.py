@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import (
+from sweeps.search.observations import (
     MAXIMISED,
     DecidingPruner,
     Decision,
@@ -20,7 +20,7 @@ from sweeps.observations import (
     Observations,
     candidate_id,
 )
-from sweeps.samplers import build_pruner, build_sampler
+from sweeps.search.samplers import build_pruner, build_sampler
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space, Suggestion
 

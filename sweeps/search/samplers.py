@@ -13,7 +13,7 @@ import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
-from sweeps.observations import Observations
+from sweeps.search.observations import Observations
 from sweeps.spec.model import Choice, SpecError
 from sweeps.spec.space import Space
 

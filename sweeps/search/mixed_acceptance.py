@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sweeps.observations import Acceptance, Finding, Observation, Observations, Role
+from sweeps.search.observations import Acceptance, Finding, Observation, Observations, Role
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration, Space
 

@@ -7,7 +7,7 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.results.tables import ResultsFolder
-from sweeps.resume import read_observations
+from sweeps.search.resume import read_observations
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 

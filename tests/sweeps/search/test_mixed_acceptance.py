@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from sweeps.mixed_acceptance import acceptance_of, checked_prediction
-from sweeps.observations import Acceptance, Observations, Outcome, Role
+from sweeps.search.mixed_acceptance import acceptance_of, checked_prediction
+from sweeps.search.observations import Acceptance, Observations, Outcome, Role
 from sweeps.spec.space import Space
+from tests.sweeps.search.test_observations import block
 from tests.sweeps.stub_engine import plan, stub_spec
-from tests.sweeps.test_observations import block
 
 SPEC = replace(stub_spec(), acceptance="mixed")
 SPACE = Space(SPEC)

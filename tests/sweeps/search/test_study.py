@@ -13,13 +13,13 @@ from optuna.trial import TrialState
 from sweeps.engines.base import EngineError, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.trial import HeldEngine, Measurement, recover
-from sweeps.observations import Decision, Observations, Outcome, PlannedTrial
-from sweeps.optuna_study import open_journal
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.resume import read_observations
+from sweeps.search.observations import Decision, Observations, Outcome, PlannedTrial
+from sweeps.search.optuna_study import open_journal
+from sweeps.search.resume import read_observations
+from sweeps.search.study import SweepStudy
 from sweeps.spec.model import EngineSpec, SpecError, SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
-from sweeps.study import SweepStudy
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
 SAMPLERS = ("grid", "random", "tpe")
@@ -291,7 +291,7 @@ def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
             assert seen is not None
             return Decision(prune=len(seen.blocks) == 2, reason="bound 61 < 80", numbers={"bound": 61.0})
 
-    monkeypatch.setattr("sweeps.optuna_study.build_pruner", lambda choice, **known: Bound(known["observations"]))
+    monkeypatch.setattr("sweeps.search.optuna_study.build_pruner", lambda choice, **known: Bound(known["observations"]))
     study, trials = run(stub_spec(), tmp_path)
     candidates = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}

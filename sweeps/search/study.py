@@ -17,8 +17,8 @@ import optuna
 from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.mixed_acceptance import acceptance_of, checked_prediction
-from sweeps.observations import (
+from sweeps.search.mixed_acceptance import acceptance_of, checked_prediction
+from sweeps.search.observations import (
     CertifyingSampler,
     Decision,
     Finding,
@@ -28,8 +28,8 @@ from sweeps.observations import (
     RecommendingSampler,
     Role,
 )
-from sweeps.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
-from sweeps.schedule import Schedule
+from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
+from sweeps.search.schedule import Schedule
 from sweeps.spec.model import SpecError, SweepSpec
 from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
 

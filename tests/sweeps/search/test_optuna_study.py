@@ -10,8 +10,8 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Observation, Observations, PlannedTrial, Role, Status
-from sweeps.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
+from sweeps.search.observations import Observation, Observations, PlannedTrial, Role, Status
+from sweeps.search.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import stub_spec

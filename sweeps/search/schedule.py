@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sweeps.observations import Observation, Observations, Role
+from sweeps.search.observations import Observation, Observations, Role
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
 

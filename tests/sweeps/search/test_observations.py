@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.observations import Observation, Observations, Outcome, block_value, candidate_id, combine
+from sweeps.search.observations import Observation, Observations, Outcome, block_value, candidate_id, combine
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan, stub_spec
 
