@@ -68,7 +68,7 @@ def _by_name(key: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Ca
 
 def _cycle_search(class_name: str, space: Space, observations: Observations) -> Callable[..., Any]:
     # Imported late: the model needs scipy's linear algebra, which the yardstick samplers do not.
-    made: Callable[..., Any] = getattr(importlib.import_module("sweeps.cycle_search"), class_name)
+    made: Callable[..., Any] = getattr(importlib.import_module("sweeps.search.cycle_model.optuna_plugins"), class_name)
 
     def make(**options: Any) -> Any:
         return made(space, observations, **options)

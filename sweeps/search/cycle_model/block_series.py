@@ -7,8 +7,8 @@ from itertools import chain as concatenated
 
 import numpy as np
 
-from sweeps.cycle_influence import Factor, Floats
 from sweeps.engines.summary import BlockSummary
+from sweeps.search.cycle_model.terms import Factor, Floats
 from sweeps.search.observations import Observation, Observations
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.allreduce_prior import all_reduces
+from sweeps.search.cycle_model.allreduce_prior import all_reduces
 from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration
 

@@ -20,8 +20,8 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from scipy.stats import norm, wilcoxon
 
-from sweeps.allreduce_prior import read_prior
-from sweeps.cycle_estimator import Estimator
+from sweeps.search.cycle_model.allreduce_prior import read_prior
+from sweeps.search.cycle_model.estimator import Estimator
 from sweeps.search.observations import Decision, Finding, Observation, Observations, block_value
 from sweeps.spec.space import Configuration, Space
 

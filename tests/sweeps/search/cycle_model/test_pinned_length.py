@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from sweeps.cycle_model import CycleModel
 from sweeps.engines.summary import BlockSummary
-from sweeps.pinned_length import PinnedLength
+from sweeps.search.cycle_model.model import CycleModel
+from sweeps.search.cycle_model.pinned_length import PinnedLength
 from sweeps.search.observations import Observations, Outcome
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space

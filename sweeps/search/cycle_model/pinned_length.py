@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sweeps.cycle_influence import Floats
+from sweeps.search.cycle_model.terms import Floats
 from sweeps.search.observations import Finding, Observation
 from sweeps.spec.space import Configuration
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sweeps.engines.base import KernelTime
-from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
+from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
 from sweeps.search.observations import Observation
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space

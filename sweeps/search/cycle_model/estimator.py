@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.allreduce_prior import AllReducePrior
-from sweeps.cycle_influence import Floats
-from sweeps.cycle_model import CycleModel, Posterior
+from sweeps.search.cycle_model.allreduce_prior import AllReducePrior
+from sweeps.search.cycle_model.model import CycleModel, Posterior
+from sweeps.search.cycle_model.terms import Floats
 from sweeps.search.observations import Observation, Observations
 from sweeps.spec.model import DEFAULT_NCCL_SET, Metric
 from sweeps.spec.space import Configuration, Space

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.acceptance_model import ChainModel
-from sweeps.cycle_influence import Term, design
-from sweeps.cycle_model import CycleModel
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.factor_model import FactorModel, Measurements
+from sweeps.search.cycle_model.acceptance_curve import ChainModel
+from sweeps.search.cycle_model.model import CycleModel
+from sweeps.search.cycle_model.random_effects import FactorModel, Measurements
+from sweeps.search.cycle_model.terms import Term, design
 from sweeps.search.observations import Observations, Outcome, PlannedTrial
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Configuration, Space

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sweeps.cycle_influence import INFLUENCE
-from sweeps.length_model import LengthModel
+from sweeps.search.cycle_model.accept_length import LengthModel
+from sweeps.search.cycle_model.terms import INFLUENCE
 from sweeps.search.observations import Observations
 from sweeps.spec.model import parse_spec
 from sweeps.spec.space import Space
-from tests.sweeps.test_cycle_model import SPEC, observed, row, survival
+from tests.sweeps.search.cycle_model.test_model import SPEC, observed, row, survival
 
 TREES = SPEC.replace("num_steps: [0, 1, 2, 3, 5, 7]", "num_steps: [0, 3, 5]\n  eagle_topk: [1, 4]")
 

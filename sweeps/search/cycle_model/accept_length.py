@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from sweeps.acceptance_model import ChainModel, length_error
-from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, level, tree_depth
-from sweeps.factor_model import FactorModel, Measurements
+from sweeps.search.cycle_model.acceptance_curve import ChainModel, length_error
+from sweeps.search.cycle_model.random_effects import FactorModel, Measurements
+from sweeps.search.cycle_model.terms import WIDENED, Factor, Floats, Term, design, level, tree_depth
 from sweeps.search.observations import Finding, Observation
 from sweeps.spec.space import Configuration, Space
 

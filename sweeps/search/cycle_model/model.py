@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.allreduce_prior import AllReducePrior, all_reduces, communication_ms
-from sweeps.cycle_influence import WIDENED, Factor, Floats, Term, design, influence_of
-from sweeps.cycle_series import block_spread, forward_ms, number_launches, overheads, series_of
-from sweeps.factor_model import QUIET, FactorModel, Measurements
-from sweeps.length_model import LengthModel, widening
-from sweeps.nccl_twins import find_stand_ins, where_nccl_acts
-from sweeps.pinned_length import PinnedLength
+from sweeps.search.cycle_model.accept_length import LengthModel, widening
+from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces, communication_ms
+from sweeps.search.cycle_model.block_series import block_spread, forward_ms, number_launches, overheads, series_of
+from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
+from sweeps.search.cycle_model.pinned_length import PinnedLength
+from sweeps.search.cycle_model.random_effects import QUIET, FactorModel, Measurements
+from sweeps.search.cycle_model.terms import WIDENED, Factor, Floats, Term, design, influence_of
 from sweeps.search.observations import Finding, Observation, Observations
 from sweeps.spec.checks import PINNED_LENGTH
 from sweeps.spec.space import Configuration, Space

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.cycle_influence import Design
+from sweeps.search.cycle_model.terms import Design
 
 Floats = NDArray[np.float64]
 
