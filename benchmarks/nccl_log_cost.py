@@ -24,7 +24,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.record import record
-from ray_jobs.allreduce_ranks import RankPlan, run_ranks
+from ray_jobs.allreduce.ranks import RankPlan, run_ranks
 from ray_jobs.allreduce_table import SERVER_DEFAULTS, TOKEN_BYTES, server_versions
 from sweeps.engines.sglang.command import nccl_log_settings
 

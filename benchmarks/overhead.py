@@ -21,6 +21,7 @@ from ray import tune
 from benchmarks.record import record
 from ray_jobs import cluster
 from ray_jobs.ray_settings import settle_environment
+from ray_jobs.tune_bridge import SweepRun, run_study
 from sweeps.engines.base import BlockRecord, KernelTime, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
@@ -31,7 +32,6 @@ from sweeps.search.study import SweepStudy
 from sweeps.spec.model import SweepSpec, parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
-from sweeps.tune_bridge import SweepRun, run_study
 
 SPEC = """
 sweep: overhead

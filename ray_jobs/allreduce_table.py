@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_jobs.allreduce_evidence import SetEvidence, collect
-from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
-from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
+from ray_jobs.allreduce.evidence import SetEvidence, collect
+from ray_jobs.allreduce.ranks import RankPlan, RankReport, run_ranks
+from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
 from sweeps.nccl.grammar import SGLANG_DEFAULTS
 from sweeps.spec.model import SweepSpec, read_spec
 
@@ -79,7 +79,7 @@ ALLREDUCE = pa.schema(
     metadata={"specsweep.table": "allreduce", "specsweep.schema_version": str(SCHEMA_VERSION)},
 )
 
-_VERSIONS = Path(__file__).with_name("server_versions.py")
+_VERSIONS = Path(__file__).parent / "preflight" / "server_versions.py"
 
 
 class InterpreterError(ValueError):

@@ -21,8 +21,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ray_jobs.allreduce_verdict import plain_console, render
-from ray_jobs.node_checks import Check, NodeReport, State, check_node
+from ray_jobs.allreduce.verdict import plain_console, render
+from ray_jobs.preflight.node_checks import Check, NodeReport, State, check_node
 from sweeps.spec.model import SpecError, SweepSpec, read_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import Block, plan_blocks
@@ -92,7 +92,7 @@ def node_report(
     report = check_node(spec, out, all_reduce=all_reduce, deadline_s=deadline_s)
     if trace is None or any(check.state == "failed" for check in report.checks):
         return report
-    from ray_jobs.communication_share import check_communication
+    from ray_jobs.preflight.communication_share import check_communication
 
     return replace(report, checks=(*report.checks, check_communication(spec, trace, out)))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge
 
+from ray_jobs.tune_bridge import SweepObserver
 from sweeps.engines.summary import BlockSummary
 from sweeps.search.observations import Decision, Outcome, PlannedTrial
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.spec.model import SweepSpec
-from sweeps.tune_bridge import SweepObserver
 
 _BLOCK_GAUGES = {
     "tok_s": "Decode throughput of the last block, tokens per second",

@@ -79,7 +79,7 @@ def _measure(
     study: SweepStudy, spec: SweepSpec, opened: OpenedResults, blocks: tuple[Block, ...], *, num_nodes: int
 ) -> int:
     from ray_jobs.monitoring import SweepMetrics
-    from sweeps.tune_bridge import SweepRun, run_study
+    from ray_jobs.tune_bridge import SweepRun, run_study
 
     run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_engine)
     progress = SweepProgress(study)

@@ -14,7 +14,7 @@ PACKAGES = ("sweeps", "ray_jobs", "analysis", "benchmarks")
 LAYERS = {
     # A module may import its own layer and below; a module of `sweeps` that is not named here is in layer 0.
     "ray_jobs": 5,
-    "sweeps.tune_bridge": 4,
+    "ray_jobs.tune_bridge": 4,
     "sweeps.search.study": 3,
     "sweeps.measure.trial": 3,
     "sweeps.search.optuna_study": 2,
@@ -50,13 +50,13 @@ LAYERS = {
 }
 STRANGERS = [("sweeps.search.study", "sweeps.measure.trial"), ("sweeps.measure.trial", "sweeps.search.study")]
 FRAMEWORKS = {
-    "ray": ("sweeps.tune_bridge", "ray_jobs", "benchmarks"),
+    "ray": ("ray_jobs.tune_bridge", "ray_jobs", "benchmarks"),
     "optuna": (
         "sweeps.search.study",
         "sweeps.search.optuna_study",
         "sweeps.search.samplers",
         "sweeps.search.cycle_model.optuna_plugins",
-        "sweeps.tune_bridge",
+        "ray_jobs.tune_bridge",
         "ray_jobs",
         "benchmarks",
     ),
@@ -64,12 +64,12 @@ FRAMEWORKS = {
     "polars": ("analysis",),
     "duckdb": ("analysis", "benchmarks"),
     # These run in the server's interpreter, not in the driver's.
-    "sglang": ("sweeps.cycle_probe", "ray_jobs.server_versions"),
+    "sglang": ("sweeps.cycle_probe", "ray_jobs.preflight.server_versions"),
     "torch": (
         "sweeps.cycle_probe",
-        "ray_jobs.server_versions",
-        "ray_jobs.allreduce_ranks",
-        "ray_jobs.allreduce_worker",
+        "ray_jobs.preflight.server_versions",
+        "ray_jobs.allreduce.ranks",
+        "ray_jobs.allreduce.worker",
     ),
 }
 

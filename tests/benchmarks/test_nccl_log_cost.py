@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nccl_log_cost import LOGS, RanksError, measure
-from ray_jobs.allreduce_ranks import RankPlan
+from ray_jobs.allreduce.ranks import RankPlan
 
 WORKER = """
 import argparse, json, os

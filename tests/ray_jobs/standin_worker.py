@@ -1,4 +1,4 @@
-"""Speaks the protocol of `ray_jobs/allreduce_worker.py` without torch; misbehaves as its variable STANDIN says."""
+"""Speaks the protocol of `ray_jobs/allreduce/worker.py` without torch; misbehaves as its variable STANDIN says."""
 
 from __future__ import annotations
 

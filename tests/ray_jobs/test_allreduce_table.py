@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ray_jobs.allreduce_ranks import RankPlan, RankReport, run_ranks
+from ray_jobs.allreduce.ranks import RankPlan, RankReport, run_ranks
+from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, render
 from ray_jobs.allreduce_table import (
     ALLREDUCE,
     BUILTIN_SETS,
@@ -25,7 +26,6 @@ from ray_jobs.allreduce_table import (
     server_versions,
     sets_of,
 )
-from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, render
 from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
 
 
@@ -222,7 +222,7 @@ def test_real_ranks_die_with_a_killed_driver(tmp_path: Path) -> None:
     driver = (
         "import os\n"
         "from pathlib import Path\n"
-        "from ray_jobs.allreduce_ranks import RankPlan, run_ranks\n"
+        "from ray_jobs.allreduce.ranks import RankPlan, run_ranks\n"
         f"plan = RankPlan(python=[{str(ENGINE_PYTHON)!r}], world_size=2, backend='gloo', token_bytes=14336,\n"
         "                tokens=(1,), calls=20, warmup=1, repeats=10_000_000, deadline_s=600)\n"
         f"run_ranks(plan, dict(os.environ), Path({str(tmp_path)!r}))\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ray_jobs.check_cluster import main
-from ray_jobs.node_checks import Check, check_node
+from ray_jobs.preflight.node_checks import Check, check_node
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 
 STANDIN = Path(__file__).with_name("standin_worker.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_jobs.node_checks import Check
+from ray_jobs.preflight.node_checks import Check
 from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
 from sweeps.engines.sglang.kernel_trace import communication_share

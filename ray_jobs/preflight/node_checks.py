@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_jobs.allreduce_ranks import RankPlan
+from ray_jobs.allreduce.ranks import RankPlan
+from ray_jobs.allreduce.verdict import judge_sets
 from ray_jobs.allreduce_table import (
     TOKEN_BYTES,
     TOKENS,
@@ -20,7 +21,6 @@ from ray_jobs.allreduce_table import (
     server_versions,
     sets_of,
 )
-from ray_jobs.allreduce_verdict import judge_sets
 from sweeps.engines.sglang.command import PROJECT, ProbeFiles, child_environment
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space

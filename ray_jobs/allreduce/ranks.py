@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-WORKER = Path(__file__).with_name("allreduce_worker.py")
+WORKER = Path(__file__).with_name("worker.py")
 DONE = "done"
 Outcome = Literal["ok", "wrong_output", "hang", "crash", "nccl_no_algorithm", "refused"]
 

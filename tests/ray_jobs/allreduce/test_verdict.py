@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ray_jobs.allreduce_verdict import DEFAULT_AGAIN, judge_sets, launch_noise, render
+from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, judge_sets, launch_noise, render
 
-RECORDED = Path(__file__).parents[1] / "assets/nccl_allreduce_h200_x2/allreduce.parquet"
+RECORDED = Path(__file__).parents[2] / "assets/nccl_allreduce_h200_x2/allreduce.parquet"
 CHOICE = {"algorithm": "Ring", "protocol": "LL", "channels": 4, "transports": ["P2P/IPC"], "unread": [], "env": {}}
 
 

@@ -15,6 +15,7 @@ import ray
 from optuna.trial import TrialState
 
 from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from ray_jobs.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
 from sweeps.engines.base import Engine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
@@ -27,7 +28,6 @@ from sweeps.search.study import SweepStudy
 from sweeps.spec.model import ResourceSpec, SweepSpec, parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
-from sweeps.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
 from tests.sweeps.search.test_study import MIXED
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
 

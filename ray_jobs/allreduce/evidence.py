@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.allreduce_ranks import RankPlan, run_ranks
+from ray_jobs.allreduce.ranks import RankPlan, run_ranks
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
 
 LOG_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING,P2P,SHM"}
