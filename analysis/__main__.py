@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
-from analysis.document import document
-from analysis.load import load
-from analysis.report import write_report
+from analysis.data.load import load
+from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
+from analysis.judge.verdict import verdict
 from analysis.server_log import read_server_log
-from analysis.short_form import print_short_form
-from analysis.verdict import verdict
+from analysis.show.document import document
+from analysis.show.report import write_report
+from analysis.show.short_form import print_short_form
 from sweeps.results.tables import TableError
 
 

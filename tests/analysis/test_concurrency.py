@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from analysis.document import document
-from analysis.load import load
-from analysis.report import page
-from analysis.short_form import print_short_form
-from analysis.verdict import SweepVerdict, verdict
+from analysis.data.load import load
+from analysis.judge.verdict import SweepVerdict, verdict
+from analysis.show.document import document
+from analysis.show.report import page
+from analysis.show.short_form import print_short_form
 from sweeps.results.tables import ResultsFolder, read_part, read_table, write_part
 from tests.analysis.synthetic import Arm, World, interleaved, with_effect, write_sweep
 

@@ -6,8 +6,8 @@ import pytest
 
 from analysis.__main__ import main
 from sweeps.results.tables import ResultsFolder
+from tests.analysis.judge.test_verdict import QUIET, SIX, STEPS
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, interleaved, write_sweep
-from tests.analysis.test_verdict import QUIET, SIX, STEPS
 
 BREAK_EVEN = ["break-even", "--cycle-ms", "29.95", "--baseline-tok-s", "82.2"]
 

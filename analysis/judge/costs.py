@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.load import Results, gpu_seconds
+from analysis.data.load import Results, gpu_seconds
 
 _BOOT = ("launch_s", "weight_load_s", "capture_s")
 

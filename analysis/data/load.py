@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from analysis.served import corrections, with_served
-from analysis.unread import with_twins
+from analysis.data.served import corrections, with_served
+from analysis.data.unread import with_twins
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, TableError, read_table
 
 _IMPOSSIBLY_SLOW_TOK_S = 1e-3

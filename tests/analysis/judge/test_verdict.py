@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from analysis.document import document
-from analysis.load import load
-from analysis.report import page
-from analysis.short_form import print_short_form
-from analysis.verdict import verdict
+from analysis.data.load import load
+from analysis.judge.verdict import verdict
+from analysis.show.document import document
+from analysis.show.report import page
+from analysis.show.short_form import print_short_form
 from sweeps.results.tables import ResultsFolder, write_part
 from tests.analysis.synthetic import (
     FOUNDING_CONTROL,

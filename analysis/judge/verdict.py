@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import polars as pl
 
-from analysis.anchors import ServerDrift, server_drift
-from analysis.break_even import BreakEven, break_even
-from analysis.cells import METRICS, REPEAT, cells
-from analysis.costs import Cost, cost
-from analysis.effects import MARGIN, Effect, Level, Verdict, compare, judge, level
-from analysis.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
-from analysis.load import Excluded, Results
-from analysis.phases import Communication, Phases, communication, phases
-from analysis.predictions import Prediction, predictions
-from analysis.what_if import StepNeed, step_needs
-from analysis.wording import short_names
+from analysis.data.load import Excluded, Results
+from analysis.judge.anchors import ServerDrift, server_drift
+from analysis.judge.break_even import BreakEven, break_even
+from analysis.judge.cells import METRICS, REPEAT, cells
+from analysis.judge.costs import Cost, cost
+from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level
+from analysis.judge.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
+from analysis.judge.phases import Communication, Phases, communication, phases
+from analysis.judge.predictions import Prediction, predictions
+from analysis.judge.what_if import StepNeed, step_needs
+from analysis.show.wording import short_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

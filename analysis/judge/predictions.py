@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.cells import METRICS
-from analysis.load import Results
+from analysis.data.load import Results
+from analysis.judge.cells import METRICS
 
 _DRAFTING = ("drafter", "num_steps", "eagle_topk", "num_draft_tokens")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import polars as pl
 
-from analysis.anchors import server_drift
-from analysis.cells import Cells, cells
-from analysis.effects import Effect, compare, judge, not_exercised, withheld
-from analysis.load import Results
-from analysis.spread import Spread, spread
-from analysis.unread import NCCL_SERVED, unread_variables
+from analysis.data.load import Results
+from analysis.data.unread import NCCL_SERVED, unread_variables
+from analysis.judge.anchors import server_drift
+from analysis.judge.cells import Cells, cells
+from analysis.judge.effects import Effect, compare, judge, not_exercised, withheld
+from analysis.judge.spread import Spread, spread
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _UNSET = "unset"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.break_even import accept_length_at, accept_length_for, accuracy_for, break_even
+from analysis.judge.break_even import accept_length_at, accept_length_for, accuracy_for, break_even
 
 accuracies = st.floats(0.0, 1.0)
 steps = st.integers(1, 24)

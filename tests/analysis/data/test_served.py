@@ -6,11 +6,11 @@ from pathlib import Path
 
 import polars as pl
 
-from analysis.factors import FACTOR_METRICS, factors, observe
-from analysis.load import load
-from analysis.served import corrections, served_by, with_served
+from analysis.data.load import load
+from analysis.data.served import corrections, served_by, with_served
+from analysis.judge.factors import FACTOR_METRICS, factors, observe
 
-RECORDED = Path(__file__).parents[1] / "assets" / "h200_x2_nccl_v1"
+RECORDED = Path(__file__).parents[2] / "assets" / "h200_x2_nccl_v1"
 NCCL, OWN = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "{anonymous}::all_reduce_kernel"
 
 

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.cells import Cells, cells
-from analysis.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect, compare, holm, judge, level
-from analysis.load import load
-from analysis.spread import spread
+from analysis.data.load import load
+from analysis.judge.cells import Cells, cells
+from analysis.judge.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect, compare, holm, judge, level
+from analysis.judge.spread import spread
 from tests.analysis.synthetic import (
     FOUNDING_CONTROL,
     FOUNDING_EAGLE,
@@ -120,7 +120,7 @@ def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_cl
 
 @pytest.mark.parametrize("among", [(1, 1), (5, 1)])
 def test_equivalence_is_never_claimed_on_assumed_launches(monkeypatch, among):
-    monkeypatch.setattr("analysis.effects.ASSUMED_LAUNCH_SPREAD", 1e-6)
+    monkeypatch.setattr("analysis.judge.effects.ASSUMED_LAUNCH_SPREAD", 1e-6)
     made = sweep_of(np.random.default_rng(11), effect=0.0, controls=1, launch_sd=0.0, noise_sd=1e-5)
     effect = compare(made, CONTRAST, spread(made), selected_among=among)
     assert -MARGIN < effect.interval[0] < effect.interval[1] < MARGIN

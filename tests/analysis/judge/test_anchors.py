@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.anchors import server_drift
-from analysis.cells import cells
-from analysis.factors import observe
-from analysis.load import load
-from analysis.report import page
-from analysis.spread import spread
-from analysis.verdict import verdict
+from analysis.data.load import load
+from analysis.judge.anchors import server_drift
+from analysis.judge.cells import cells
+from analysis.judge.factors import observe
+from analysis.judge.spread import spread
+from analysis.judge.verdict import verdict
+from analysis.show.report import page
 from sweeps.results.tables import ResultsFolder, read_table, write_part
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, World, write_sweep
 

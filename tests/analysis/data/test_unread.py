@@ -6,11 +6,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis.factors import FACTOR_METRICS, factors, observe
-from analysis.load import load
-from analysis.unread import unread_variables, with_twins
+from analysis.data.load import load
+from analysis.data.unread import unread_variables, with_twins
+from analysis.judge.factors import FACTOR_METRICS, factors, observe
 
-RECORDED = Path(__file__).parents[1] / "assets" / "h200_x2_nccl_v1"
+RECORDED = Path(__file__).parents[2] / "assets" / "h200_x2_nccl_v1"
 
 
 def trial(trial_id: str, variables: dict[str, str], **changes: Any) -> dict[str, Any]:

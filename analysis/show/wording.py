@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.effects import Effect
-from analysis.factors import Point, draft_tokens_are_derived
-from analysis.phases import Communication
+from analysis.judge.effects import Effect
+from analysis.judge.factors import Point, draft_tokens_are_derived
+from analysis.judge.phases import Communication
 
 if TYPE_CHECKING:
-    from analysis.anchors import ServerDrift
-    from analysis.verdict import Side, SweepVerdict
+    from analysis.judge.anchors import ServerDrift
+    from analysis.judge.verdict import Side, SweepVerdict
 
 METRIC_NAMES: Mapping[str, str] = {
     "tok_s": "throughput",

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.break_even import accept_length_at
-from analysis.phases import Phases
-from analysis.what_if import ms_to_break_even, savings, step_needs
+from analysis.judge.break_even import accept_length_at
+from analysis.judge.phases import Phases
+from analysis.judge.what_if import ms_to_break_even, savings, step_needs
 
 
 def cycle(num_steps: int, *, verify_ms: float = 28.0, accept_length: float = 1.8) -> Phases:

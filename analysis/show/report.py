@@ -10,14 +10,14 @@ from string import Template
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from analysis import charts
-from analysis.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect
-from analysis.factors import FACTOR_METRICS, Factor
-from analysis.load import Excluded
-from analysis.phases import Phases
-from analysis.verdict import Side, SweepVerdict
-from analysis.what_if import Saving, StepNeed, ms_to_break_even, savings
-from analysis.wording import (
+from analysis.data.load import Excluded
+from analysis.judge.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect
+from analysis.judge.factors import FACTOR_METRICS, Factor
+from analysis.judge.phases import Phases
+from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.what_if import Saving, StepNeed, ms_to_break_even, savings
+from analysis.show import charts
+from analysis.show.wording import (
     METRIC_NAMES,
     blocks_only,
     command_note,

@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from analysis.factors import FACTOR_METRICS, Factor
-from analysis.verdict import Side, SweepVerdict
-from analysis.wording import (
+from analysis.judge.factors import FACTOR_METRICS, Factor
+from analysis.judge.verdict import Side, SweepVerdict
+from analysis.show.wording import (
     METRIC_NAMES,
     command_note,
     communication_bound,

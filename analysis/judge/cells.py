@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from analysis.load import Results
+from analysis.data.load import Results
 
 Array = npt.NDArray[np.float64]
 

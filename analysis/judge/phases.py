@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.cells import Cells
-from analysis.factors import Point
-from analysis.load import Results
+from analysis.data.load import Results
+from analysis.judge.cells import Cells
+from analysis.judge.factors import Point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

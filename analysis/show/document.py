@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from analysis.effects import CONFIDENCE, Effect
-from analysis.factors import Factor
-from analysis.phases import Phases
-from analysis.verdict import AtConcurrency, Pays, Side, SweepVerdict
+from analysis.judge.effects import CONFIDENCE, Effect
+from analysis.judge.factors import Factor
+from analysis.judge.phases import Phases
+from analysis.judge.verdict import AtConcurrency, Pays, Side, SweepVerdict
 
 
 def document(verdict: SweepVerdict) -> dict[str, Any]:

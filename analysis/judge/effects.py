@@ -4,7 +4,7 @@ Model, on the log scale: value of a cell = its configuration + drift x time (+ n
 blocks. Two sources of doubt add up in every interval:
 
 - *launches*: the spread among launches of one configuration, after drift, both learnt from what was launched repeatedly
-  (`analysis.spread`).
+  (`analysis.judge.spread`).
 - *blocks*: the spread over blocks of the paired difference, beyond what launches already carry. Blocks are the same for
   every trial, so what a prompt does to both sides cancels.
 
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from analysis.cells import HIGHER_IS_BETTER, Array, Cells
-from analysis.spread import MIN_DF, Spread, covariates, replicate_noise
+from analysis.judge.cells import HIGHER_IS_BETTER, Array, Cells
+from analysis.judge.spread import MIN_DF, Spread, covariates, replicate_noise
 
 Verdict = Literal["better", "worse", "equivalent", "undecided", "not exercised"]
 Covers = Literal["launches and blocks", "blocks and assumed launches", "blocks of one launch only"]

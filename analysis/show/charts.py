@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from analysis.phases import Communication, Phases
-from analysis.verdict import Side, SweepVerdict
+from analysis.judge.phases import Communication, Phases
+from analysis.judge.verdict import Side, SweepVerdict
 
 MOST_ROWS = 24
 """Configurations in one figure; the tables hold the rest."""

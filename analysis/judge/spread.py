@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.anchors import ServerDrift
-from analysis.cells import Array, Cells
+from analysis.judge.anchors import ServerDrift
+from analysis.judge.cells import Array, Cells
 
 MIN_DF = 2
 """Drift over time is fitted only where so many degrees of freedom remain for the spread around it."""

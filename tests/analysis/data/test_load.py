@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.load import gpu_seconds, load
+from analysis.data.load import gpu_seconds, load
 from sweeps.results.tables import ResultsFolder, TableError, read_table, write_part
 from tests.analysis.synthetic import FOUNDING_CONTROL, FOUNDING_EAGLE, Run, World, write_sweep
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.break_even import Accuracy, accept_length_for, accuracy_for
-from analysis.phases import Phases
+from analysis.judge.break_even import Accuracy, accept_length_for, accuracy_for
+from analysis.judge.phases import Phases
 
 _DEEPER = 3
 """Step counts shown beyond the largest one that was run."""

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from analysis.cells import METRICS
-from analysis.load import Results
+from analysis.data.load import Results
+from analysis.judge.cells import METRICS
 
 MIN_DF = 2
 """Degrees of freedom left after one level per server and the slope, below which no slope is fitted."""
