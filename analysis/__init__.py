@@ -1,1 +1,1 @@
-"""What a results folder says, offline: verdicts with intervals, one page. Knows Parquet through `sweeps.results.tables`."""
+"""What a results folder says, offline: verdicts with intervals, one page. Reads Parquet through `sweeps.results`."""

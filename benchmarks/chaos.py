@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from benchmarks.record import record
-from sweeps.engines import lease
+from sweeps.engines.process import lease
 from sweeps.engines.sglang.boot import free_port
 from sweeps.results.tables import ResultsFolder, read_table
 

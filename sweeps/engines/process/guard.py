@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.engines import lease
 from sweeps.engines.base import EngineError
+from sweeps.engines.process import lease
 from sweeps.engines.process.lease import Identity, Lease
 
 _START_S = 60.0

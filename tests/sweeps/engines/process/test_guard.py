@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engines import lease
 from sweeps.engines.base import EngineError
+from sweeps.engines.process import lease
 from sweeps.engines.process.guard import Reaped, ServerProcess, reap_leases, reap_scratch, scratch_folder
 
 ROOT = Path(__file__).parents[4]

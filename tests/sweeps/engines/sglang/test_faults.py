@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engines import lease
 from sweeps.engines.base import EngineError
+from sweeps.engines.process import lease
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.evidence import keep_nccl_logs
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
