@@ -20,7 +20,9 @@ from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.simulated.expected_cycle import intervened
 from sweeps.engines.simulated.machine_profile import Drafter, Interaction, MachineProfile, read_profile
 from sweeps.engines.simulated.nccl_choice import all_reduce_us, choose
-from sweeps.spec.model import DEFAULT_NCCL_SET, SearchSpec, SweepSpec, parse_spec
+from sweeps.spec.model import SearchSpec, SweepSpec
+from sweeps.spec.names import DEFAULT_NCCL_SET
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 
 Values = Mapping[Configuration, float]

@@ -21,15 +21,17 @@ from ray import tune
 from benchmarks.record import record
 from ray_jobs import cluster
 from ray_jobs.ray_settings import settle_environment
-from ray_jobs.tune_bridge import SweepRun, run_study
+from ray_jobs.trial_actor import SweepRun
+from ray_jobs.tune_bridge import run_study
 from sweeps.engines.base import BlockRecord, KernelTime, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.observations import Decision, Outcome, PlannedTrial
 from sweeps.search.optuna_study import InvalidSuggestion, open_journal
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

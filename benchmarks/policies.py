@@ -17,7 +17,7 @@ from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
-from sweeps.search.observations import Outcome, PlannedTrial
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
 from sweeps.spec.space import Configuration, Space

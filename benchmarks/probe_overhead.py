@@ -30,7 +30,8 @@ from benchmarks.probe_against_profiler import CYCLES, PARTS, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang.engine import SGLangEngine
-from sweeps.spec.model import SweepSpec, read_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -29,7 +29,8 @@ from ray_jobs.allreduce.evidence import SetEvidence, collect
 from ray_jobs.allreduce.ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
 from sweeps.nccl.grammar import SGLANG_DEFAULTS
-from sweeps.spec.model import SweepSpec, read_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import read_spec
 
 SCHEMA_VERSION = 1
 TOKEN_BYTES = 14336

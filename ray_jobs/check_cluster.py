@@ -23,7 +23,9 @@ from rich.text import Text
 
 from ray_jobs.allreduce.verdict import plain_console, render
 from ray_jobs.preflight.node_checks import Check, NodeReport, State, check_node
-from sweeps.spec.model import SpecError, SweepSpec, read_spec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -6,7 +6,7 @@ from ray.util.metrics import Counter, Gauge
 
 from ray_jobs.tune_bridge import SweepObserver
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.spec.model import SweepSpec
 

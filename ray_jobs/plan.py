@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeps.engines.base import Engine
-from sweeps.nccl.grammar import cautions, inert_at_decode, nccl_env
+from sweeps.nccl.grammar import cautions, inert_at_decode
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.space import Configuration, Space
+from sweeps.spec.space import Configuration, Space, nccl_env
 from sweeps.spec.workload import Block
 
 ASSUMED_BOOT_S = 330.0

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import Decision, Observation, Outcome, PlannedTrial
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
+from sweeps.search.observations import Observation
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.study import SweepStudy
 

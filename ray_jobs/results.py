@@ -14,7 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
-from sweeps.spec.model import SpecError, SweepSpec, fingerprint
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import fingerprint
 from sweeps.spec.space import Space
 
 _LOCK = "driver.lock"

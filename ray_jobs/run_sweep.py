@@ -26,7 +26,9 @@ from sweeps.results.tables import ResultsFolder
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import SpecError, SweepSpec, read_spec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 
@@ -79,7 +81,8 @@ def _measure(
     study: SweepStudy, spec: SweepSpec, opened: OpenedResults, blocks: tuple[Block, ...], *, num_nodes: int
 ) -> int:
     from ray_jobs.monitoring import SweepMetrics
-    from ray_jobs.tune_bridge import SweepRun, run_study
+    from ray_jobs.trial_actor import SweepRun
+    from ray_jobs.tune_bridge import run_study
 
     run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_engine)
     progress = SweepProgress(study)
@@ -139,7 +142,7 @@ def _dry_run(path: Path) -> int:
 
 
 def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Command:
-    from sweeps.engines.sglang.command import launch_command, launch_environment
+    from sweeps.engines.command import launch_command, launch_environment
 
     steps = space.step_candidates(configuration)
     return launch_command(spec, configuration, step_candidates=steps), launch_environment(spec, configuration)

@@ -7,12 +7,10 @@ study's and the results folder's, so Tune's own snapshots are never read back.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ray
@@ -20,45 +18,17 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from sweeps.engines.base import Engine
+from ray_jobs.trial_actor import SweepRun, SweepTrainable
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.rows import invalid_row, last_end_s, lost_row, record_decision, record_findings
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, recover
+from sweeps.measure.records import Decision, Outcome, PlannedTrial, blamed
+from sweeps.measure.rows import invalid_row, lost_row, record_decision, record_findings
+from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, write_part
-from sweeps.search.observations import Decision, Outcome, PlannedTrial, blamed
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import ResourceSpec, SweepSpec
-from sweeps.spec.workload import Block
+from sweeps.spec.model import ResourceSpec
 
-_MAX_ATTEMPTS = 2
 _MAX_ERRORS_IN_A_ROW = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepRun:
-    """What every actor of a sweep is given."""
-
-    spec: SweepSpec
-    sweep_id: str
-    folder: ResultsFolder
-    """On a path that all nodes see."""
-    blocks: tuple[Block, ...]
-    open_engine: Callable[[SweepSpec, ResultsFolder], Engine]
-    """Called in the actor; pickled by reference."""
-
-    @property
-    def num_measured(self) -> int:
-        return sum(not block.warmup for block in self.blocks)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockResult:
-    """One block on its way from actor to driver; an object, because Tune flattens dicts."""
-
-    block: BlockSummary
-    seconds: Mapping[str, float]
-    all_reduce: str | None = None
 
 
 class SweepObserver(Protocol):
@@ -71,78 +41,6 @@ class SweepObserver(Protocol):
     def ended(self, trial: PlannedTrial, outcome: Outcome) -> None: ...
 
     def refused(self, invalid: InvalidSuggestion) -> None: ...
-
-
-class SweepTrainable(tune.Trainable):  # type: ignore[misc]
-    """The actor of one node: keeps its engine between trials. One `step` is one block, or the end of a trial."""
-
-    def setup(self, config: dict[str, Any], run: SweepRun) -> None:
-        self._run = run
-        self._held: HeldEngine | None = None
-        self._measurement: Measurement | None = None
-        self._spent: Mapping[str, float] = {}
-        self._begun = False
-        if run.spec.engine.kind == "sglang":
-            check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
-        self._held = HeldEngine(
-            run.open_engine(run.spec, run.folder), not_before_s=last_end_s(run.folder, socket.gethostname())
-        )
-        self._begin(config)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take the next trial; never returns False, on which Tune would wait for ever."""
-        if self._measurement is not None:
-            self._measurement.stop()
-        self._begin(new_config)
-        return True
-
-    def step(self) -> dict[str, Any]:
-        if self._measurement is None or not self._begun:
-            self._measurement, self._begun = self._measure(), True
-        result = self._measurement.advance()
-        if isinstance(result, Outcome) and result.transient and self._attempt < _MAX_ATTEMPTS:
-            self._spent = self._total(result.seconds)
-            self._attempt += 1
-            self._measurement = self._measure()
-            result = self._measurement.advance()
-        if isinstance(result, BlockSummary):
-            seconds = self._total(self._measurement.seconds)
-            newest = BlockResult(block=result, seconds=seconds, all_reduce=self._measurement.all_reduce)
-            return {"block": newest, "done": False}
-        return {"outcome": replace(result, seconds=self._total(result.seconds)), "done": True}
-
-    def cleanup(self) -> None:
-        if self._measurement is not None:
-            self._measurement.stop()
-            self._measurement.close_engine()
-        elif self._held is not None:
-            self._held.close()
-
-    def _begin(self, config: Mapping[str, Any]) -> None:
-        # Nothing is measured or written before the first step: Tune may give the trial to another actor until then.
-        self._trial: PlannedTrial = config["trial"]
-        self._attempt = 1
-        self._spent = {}
-        self._begun = False
-
-    def _measure(self) -> Measurement:
-        assert self._held is not None
-        run = self._run
-        context = TrialContext(
-            sweep_id=run.sweep_id,
-            folder=run.folder,
-            blocks=run.blocks,
-            num_gpus=run.spec.resources.gpus,
-            checks=run.spec.checks,
-            anchors=run.spec.control.in_server,
-            traced=run.spec.workload.trace,
-            server=run.spec.engine if run.spec.engine.kind == "sglang" else None,
-            node=socket.gethostname(),
-        )
-        return Measurement(self._held, self._trial, context, attempt=self._attempt)
-
-    def _total(self, seconds: Mapping[str, float]) -> Mapping[str, float]:
-        return {activity: spent + self._spent.get(activity, 0.0) for activity, spent in seconds.items()}
 
 
 class StudySearcher(Searcher):  # type: ignore[misc]
@@ -353,13 +251,6 @@ def _prompt_stop(folder: ResultsFolder) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGUSR1, unset)
         folder.stop_request.unlink(missing_ok=True)
-
-
-def check_visible_gpus(visible: str | None, num_gpus: int) -> None:
-    """Raise RuntimeError where the actor does not see exactly the GPUs it was promised."""
-    seen = [gpu for gpu in (visible or "").split(",") if gpu]
-    if len(seen) != num_gpus:
-        raise RuntimeError(f"CUDA_VISIBLE_DEVICES: wanted {num_gpus} GPUs for this trial, got {visible!r}")
 
 
 def _name(trial: Any) -> str:

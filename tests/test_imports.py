@@ -107,8 +107,8 @@ def test_the_probe_is_alone() -> None:
         f"{module} imports {imported}"
         for module, path in modules()
         for imported in imports(path)
-        if within(imported, PROBE) and not within(module, PROBE)
-        or within(module, PROBE) and within(imported, *PACKAGES) and not within(imported, PROBE)
+        if (within(imported, PROBE) and not within(module, PROBE))
+        or (within(module, PROBE) and within(imported, *PACKAGES) and not within(imported, PROBE))
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -10,7 +10,7 @@ import pytest
 from analysis.__main__ import main
 from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.spec.model import parse_spec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
 

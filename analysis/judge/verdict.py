@@ -16,10 +16,10 @@ from analysis.judge.cells import METRICS, REPEAT, cells
 from analysis.judge.costs import Cost, cost
 from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level
 from analysis.judge.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
+from analysis.judge.names import short_names
 from analysis.judge.phases import Communication, Phases, communication, phases
 from analysis.judge.predictions import Prediction, predictions
 from analysis.judge.what_if import StepNeed, step_needs
-from analysis.show.wording import short_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

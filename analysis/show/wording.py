@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from analysis.judge.effects import Effect
-from analysis.judge.factors import Point, draft_tokens_are_derived
 from analysis.judge.phases import Communication
 
 if TYPE_CHECKING:
@@ -27,22 +26,6 @@ _PAYS = {
     "undecided": "may or may not pay",
     "not exercised": "was not exercised",
 }
-_SHORT = {"num_steps": "steps {}", "eagle_topk": "top-k {}", "num_draft_tokens": "{} draft tokens", "nccl": "nccl {}"}
-
-
-def short_names(points: Sequence[Point]) -> dict[str, str]:
-    """Configuration id -> the settings that tell it from the others; unique."""
-    drafting = [point for point in points if point.speculates]
-    varying = {
-        name
-        for name in dict.fromkeys(name for point in points for name in point.settings)
-        if len({point.settings.get(name) for point in (drafting if _drafts(name) else points)}) > 1
-    }
-    if draft_tokens_are_derived(points):
-        varying.discard("num_draft_tokens")
-    names = {point.configuration_id: _short_name(point, varying) for point in points}
-    taken = list(names.values())
-    return {key: name if taken.count(name) == 1 else f"{name} ({key})" for key, name in names.items()}
 
 
 def verdict_words(effect: Effect | None) -> str:
@@ -116,18 +99,3 @@ def drift_inside(drift: ServerDrift) -> str:
 def hours(gpu_seconds: float) -> str:
     """GPU hours."""
     return f"{gpu_seconds / 3600:.2f}" if gpu_seconds < 36000 else f"{gpu_seconds / 3600:.1f}"
-
-
-def _drafts(name: str) -> bool:
-    return name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-
-
-def _short_name(point: Point, varying: set[str]) -> str:
-    parts = [f"steps {point.settings['num_steps']}"] if point.speculates else ["no speculation"]
-    for name, value in point.settings.items():
-        if name == "num_steps" or name not in varying or (_drafts(name) and not point.speculates):
-            continue
-        if name == "num_draft_tokens" and point.settings.get("eagle_topk") == "1":
-            continue
-        parts.append(_SHORT.get(name, name.partition(".")[2] + " {}").format(value if value is not None else "unset"))
-    return ", ".join(part.strip() for part in parts)

@@ -10,7 +10,8 @@ from sweeps.engines import open_engine
 from sweeps.engines.base import EngineError, KernelTime
 from sweeps.engines.sglang.kernel_trace import communication_share
 from sweeps.results.tables import ResultsFolder
-from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block
 

@@ -21,7 +21,8 @@ from ray_jobs.allreduce_table import (
     server_versions,
     sets_of,
 )
-from sweeps.engines.sglang.command import PROJECT, ProbeFiles, child_environment
+from sweeps.engines.command import PROJECT
+from sweeps.engines.sglang.command import ProbeFiles, child_environment
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 

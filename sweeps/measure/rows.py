@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
-from sweeps.search.observations import Decision, Finding, Outcome, PlannedTrial
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block

@@ -15,10 +15,10 @@ from sweeps.engines.sglang.limits import check_limits
 from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.measure.ledger import Ledger
 from sweeps.measure.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.tables import ResultsFolder
-from sweeps.search.observations import Outcome, PlannedTrial
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
 from sweeps.spec.workload import Block
 

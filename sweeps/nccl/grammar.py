@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from sweeps.choices import choose, nearest
 from sweeps.nccl.catalogue import CATALOGUE
-from sweeps.spec.document import choose, nearest
-
-if TYPE_CHECKING:
-    from sweeps.spec.model import SweepSpec
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -125,11 +121,6 @@ def candidates(variables: Mapping[str, str]) -> dict[str, frozenset[tuple[str, s
 def canonical(name: str, value: str) -> str:
     """The value in one spelling: equal for values that NCCL reads alike."""
     return format_list(parse_list(value, ELEMENTS[name])) if name in ELEMENTS else value
-
-
-def nccl_env(spec: SweepSpec, set_name: str) -> tuple[tuple[str, str], ...]:
-    """The variables of a named set, sorted, values in canonical form; `default` is empty."""
-    return tuple(sorted((name, canonical(name, value)) for name, value in spec.nccl_sets.get(set_name, {}).items()))
 
 
 def inert_at_decode(variables: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sweeps.search.observations import Acceptance, Finding, Observation, Observations, Role
+from sweeps.measure.records import Acceptance, Finding, Role
+from sweeps.search.observations import Observation, Observations
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration, Space
 

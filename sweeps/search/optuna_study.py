@@ -12,14 +12,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import (
-    MAXIMISED,
-    DecidingPruner,
-    Decision,
-    Observation,
-    Observations,
-    candidate_id,
-)
+from sweeps.measure.records import Decision, candidate_id
+from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
 from sweeps.search.samplers import build_pruner, build_sampler
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space, Suggestion

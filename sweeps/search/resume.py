@@ -8,8 +8,9 @@ from typing import Any
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import PlannedTrial, blamed
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
-from sweeps.search.observations import Observation, Observations, PlannedTrial, blamed
+from sweeps.search.observations import Observation, Observations
 from sweeps.spec.space import Configuration, Space
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))

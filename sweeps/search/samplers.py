@@ -14,7 +14,8 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
 from sweeps.search.observations import Observations
-from sweeps.spec.model import Choice, SpecError
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import Choice
 from sweeps.spec.space import Space
 
 # `grid` is the study's own enumeration (Optuna's grid does not know the conditions); its sampler only fills in.

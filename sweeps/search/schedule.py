@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sweeps.search.observations import Observation, Observations, Role
+from sweeps.measure.records import Role
+from sweeps.search.observations import Observation, Observations
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
 

@@ -17,20 +17,13 @@ import optuna
 from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role
 from sweeps.search.mixed_acceptance import acceptance_of, checked_prediction
-from sweeps.search.observations import (
-    CertifyingSampler,
-    Decision,
-    Finding,
-    Observations,
-    Outcome,
-    PlannedTrial,
-    RecommendingSampler,
-    Role,
-)
+from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.schedule import Schedule
-from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
 
 _TRIES = 8

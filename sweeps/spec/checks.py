@@ -6,16 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, get_args
 
+from sweeps.choices import choose
 from sweeps.nccl.grammar import set_problems, variable_problem
-from sweeps.spec.document import Key, Problem, choose
-
-if TYPE_CHECKING:
-    from sweeps.spec.model import SweepSpec
-
-SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
-PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]
+from sweeps.spec.document import Key, Problem
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.names import DEFAULT_NCCL_SET, PINNED_LENGTH, SIMULATES_ACCEPTANCE, PrunerName, SamplerName
 
 NEEDS_DRAFTER = frozenset({"EAGLE3", "STANDALONE"})
 """Algorithms whose drafter is a checkpoint of its own; without one SGLang loads the target twice and dies later."""
@@ -43,10 +40,6 @@ OWNED_ENV: Mapping[str, str] = {
     "SGLANG_PLUGINS": "the sweep loads its probe through it",
 }
 
-SIMULATES_ACCEPTANCE = "SGLANG_SIMULATE_"
-"""How the names of SGLang's variables for simulated acceptance begin."""
-PINNED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
-"""Tokens per cycle, bonus token included; SGLang takes steps + 1 where that is less."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -64,8 +57,8 @@ def _names(spec: SweepSpec) -> Iterator[Problem]:
             ("sweep",), f"wanted a name of letters, digits, `.`, `_` and `-` (it names files), got {spec.sweep!r}"
         )
     for index, name in enumerate(spec.search.nccl):
-        if name != "default" and name not in spec.nccl_sets:
-            sets = ["default", *spec.nccl_sets]
+        if name != DEFAULT_NCCL_SET and name not in spec.nccl_sets:
+            sets = [DEFAULT_NCCL_SET, *spec.nccl_sets]
             yield Problem(("search", "nccl", index), f"no NCCL set {name!r}; {choose(name, sets)}")
     for index, name in enumerate(spec.search.drafter):
         if name not in spec.drafters:
@@ -141,7 +134,7 @@ def _args(spec: SweepSpec) -> Iterator[Problem]:
 
 def _nccl_sets(spec: SweepSpec) -> Iterator[Problem]:
     for name, variables in spec.nccl_sets.items():
-        if name == "default":
+        if name == DEFAULT_NCCL_SET:
             yield Problem(("nccl_sets", name), "`default` is the empty set and cannot be written: take another name")
         for variable, message in set_problems(variables, allow_unknown=spec.allow_unknown_nccl):
             owner = "" if variable.startswith("NCCL_") else "; other variables go to engine.env or search.env"

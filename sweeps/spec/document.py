@@ -1,12 +1,11 @@
 """Spec text as a document, and what is wrong with one as lines that a person can act on.
 
-Knows YAML and pydantic, not what a sweep is: `spec` gives the shape and `spec_checks` the meaning.
+Knows YAML and pydantic, not what a sweep is: `spec` gives the shape and `checks` the meaning.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
+
+from sweeps.choices import choose
 
 Key = tuple[str | int, ...]
 
@@ -76,21 +77,6 @@ def validation_problems(error: ValidationError, model: type) -> list[Problem]:
     for detail in error.errors(include_url=False):
         grouped.setdefault(_own_key(detail["loc"], model), []).append(detail)
     return [Problem(key, _explain(key, details, model)) for key, details in grouped.items()]
-
-
-def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `value`, if any is like it; upper and lower case are alike."""
-    folded = {choice.casefold(): choice for choice in choices}
-    found = difflib.get_close_matches(value.casefold(), folded, n=1, cutoff=0.6)
-    return folded[found[0]] if found else None
-
-
-def choose(value: str, choices: Iterable[str]) -> str:
-    """The end of a message about a wrong name: the nearest choice, then all of them."""
-    names = list(choices)
-    guess = nearest(value, names)
-    listed = f"choices: {', '.join(names) or 'none'}"
-    return f"did you mean {guess}? ({listed})" if guess else listed
 
 
 def dotted(key: Key) -> str:

@@ -1,34 +1,24 @@
 """A sweep's YAML as frozen dataclasses: what is asked, on which engine, with which budget.
 
 Reading rejects unknown keys and illegal values with the file, the key, the value and the nearest valid one. This module
-knows the shape of a spec, `spec_checks` what must hold between its values, `space` which configurations exist.
+knows the shape of a spec, `checks` what must hold between its values, `space` which configurations exist.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
-from sweeps.nccl.catalogue import CATALOGUE
-from sweeps.spec.checks import PrunerName as PrunerName
-from sweeps.spec.checks import SamplerName as SamplerName
-from sweeps.spec.checks import check_spec
-from sweeps.spec.document import SpecError as SpecError
-from sweeps.spec.document import nearest as nearest
-from sweeps.spec.document import read_document, refuse, validation_problems
+from sweeps.spec.names import DEFAULT_NCCL_SET
 
 Scalar = bool | int | float | str
 EngineKind = Literal["simulated", "sglang", "replay"]
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
 Traced = Literal["every_trial", "every_launch", "controls", "never"]
 
-DEFAULT_NCCL_SET = "default"
-"""Name of the empty NCCL set, which every spec has."""
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -254,67 +244,3 @@ class SweepSpec:
     and a winner is measured before the sweep ends. The length to pin is SGLANG_SIMULATE_ACC_LEN in `engine.env`."""
     allow_unknown_nccl: bool = False
     """Let NCCL_* names pass that no NCCL reads: a misspelt variable as a negative control."""
-
-
-def read_spec(path: Path) -> SweepSpec:
-    """Read and check one spec file; its relative paths count from its folder. Raises SpecError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: wanted the YAML of a sweep, but it cannot be read: {error}") from error
-    return parse_spec(text, source=str(path), folder=path.resolve().parent)
-
-
-def parse_spec(text: str, *, source: str, folder: Path | None = None) -> SweepSpec:
-    """Check spec text; `source` is named in errors, `folder` is where relative paths count from. Raises SpecError."""
-    document = read_document(text, source=source)
-    refuse(document.problems, source=source, lines=document.lines)
-    try:
-        spec = TypeAdapter(SweepSpec).validate_python(document.values)
-    except ValidationError as error:
-        refuse(validation_problems(error, SweepSpec), source=source, lines=document.lines)
-        raise
-    spec = _anchored(spec, folder) if folder else spec
-    refuse(check_spec(spec), source=source, lines=document.lines)
-    return spec
-
-
-def fingerprint(text: str) -> str:
-    """Twelve hex digits that identify spec text; a results folder accepts only its own."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _anchored(spec: SweepSpec, folder: Path) -> SweepSpec:
-    """The spec with its relative paths made absolute: what starts with `./`, `../` or `~`, or exists in `folder`.
-
-    Anything else stays as written: a name of a model hub, or a path that the engine looks up in the project's folder.
-    """
-
-    def anchored(path: str | None) -> str | None:
-        if path is None or not (path.startswith(("./", "../", "~")) or (folder / path).exists()):
-            return path
-        return str(folder / Path(path).expanduser())
-
-    def variables(given: Mapping[str, str]) -> Mapping[str, str]:
-        files = {name for name in given if name in CATALOGUE and CATALOGUE[name].values == "path"}
-        return {name: anchored(value) or value if name in files else value for name, value in given.items()}
-
-    workload = spec.workload
-    if workload.prompts != "synthetic":
-        workload = replace(workload, prompts=str(folder / Path(workload.prompts).expanduser()))
-    engine = spec.engine
-    engine = replace(
-        engine,
-        machine=anchored(engine.machine),
-        recording=anchored(engine.recording),
-        python=anchored(engine.python),
-        model_path=anchored(engine.model_path),
-        env=variables(engine.env),
-    )
-    return replace(
-        spec,
-        engine=engine,
-        nccl_sets={name: variables(given) for name, given in spec.nccl_sets.items()},
-        drafters={name: anchored(path) or path for name, path in spec.drafters.items()},
-        workload=workload,
-    )

@@ -14,8 +14,10 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from sweeps.nccl.grammar import nccl_env
-from sweeps.spec.model import DEFAULT_NCCL_SET, Scalar, SpecError, SweepSpec
+from sweeps.nccl.grammar import canonical
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.spec.names import DEFAULT_NCCL_SET
 
 Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]
@@ -279,3 +281,8 @@ def candidate_pool(num_steps: int, eagle_topk: int) -> int:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:10]
+
+
+def nccl_env(spec: SweepSpec, set_name: str) -> tuple[tuple[str, str], ...]:
+    """The variables of a named set, sorted, values in canonical form; `default` is empty."""
+    return tuple(sorted((name, canonical(name, value)) for name, value in spec.nccl_sets.get(set_name, {}).items()))

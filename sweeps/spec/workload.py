@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sweeps.spec.model import SpecError, WorkloadSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

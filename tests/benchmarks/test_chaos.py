@@ -5,7 +5,7 @@ import yaml
 
 from benchmarks.chaos import FAULTS, chaos_spec, check_rows, listening_ports
 from sweeps.results.tables import TABLES, ResultsFolder, write_part
-from sweeps.spec.model import parse_spec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from tests import stub_server
 

@@ -9,7 +9,7 @@ from benchmarks.probe_against_profiler import SETTLING_CYCLES, compare, compare_
 from benchmarks.probe_overhead import measure
 from benchmarks.profiled_cycles import read_cycles
 from sweeps.engines.sglang.engine import SGLangEngine
-from sweeps.spec.model import read_spec
+from sweeps.spec.reading import read_spec
 
 ROOT = Path(__file__).parents[2]
 TRACED = read_cycles(ROOT / "tests" / "assets" / "host_trace" / "cpu-TP-0.trace.json")

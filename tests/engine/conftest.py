@@ -16,7 +16,8 @@ import yaml
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.load_client import Load
-from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -12,7 +12,7 @@ import ray
 
 from ray_jobs.monitoring import SweepMetrics
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import Decision, Outcome, PlannedTrial
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 from sweeps.spec.space import Configuration

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from ray_jobs.progress import SweepProgress
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Outcome
 from sweeps.measure.trial import HeldEngine, Measurement
-from sweeps.search.observations import Outcome
 from sweeps.search.study import SweepStudy
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec

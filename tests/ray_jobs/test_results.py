@@ -7,7 +7,8 @@ import pytest
 
 from ray_jobs.results import default_root, open_results
 from sweeps.results.tables import SCHEMA_VERSION
-from sweeps.spec.model import SpecError, fingerprint
+from sweeps.spec.document import SpecError
+from sweeps.spec.reading import fingerprint
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import SPEC, stub_spec
 

@@ -21,7 +21,7 @@ from sweeps.measure.trial import HeldEngine
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import read_spec
+from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import drive, stub_context
 

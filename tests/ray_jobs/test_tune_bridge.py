@@ -15,17 +15,19 @@ import ray
 from optuna.trial import TrialState
 
 from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
-from ray_jobs.tune_bridge import SweepRun, SweepTrainable, check_visible_gpus, exclusive_cpus, run_study
+from ray_jobs.trial_actor import SweepRun, SweepTrainable, check_visible_gpus
+from ray_jobs.tune_bridge import exclusive_cpus, run_study
 from sweeps.engines.base import Engine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.observations import Decision, Outcome, PlannedTrial
 from sweeps.search.optuna_study import InvalidSuggestion, open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import ResourceSpec, SweepSpec, parse_spec
+from sweeps.spec.model import ResourceSpec, SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
 from tests.sweeps.search.test_study import MIXED

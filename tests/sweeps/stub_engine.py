@@ -12,11 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, LaunchReport, Request
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder
-from sweeps.search.observations import Outcome, PlannedTrial
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -19,7 +19,8 @@ from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchRepo
 from sweeps.engines.replay.recording import BlockKey, RecordedConfiguration, Recording, Row, concurrency_of
 from sweeps.engines.summary import BlockSummary
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 

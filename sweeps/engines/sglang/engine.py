@@ -14,20 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
+from sweeps.engines.command import launch_command, num_ranks, recorded_command, recorded_environment, recorded_removals
 from sweeps.engines.process.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
 from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
-from sweeps.engines.sglang.command import (
-    ProbeFiles,
-    adaptive_settings,
-    can_switch,
-    child_environment,
-    launch_command,
-    num_ranks,
-    recorded_command,
-    recorded_environment,
-    recorded_removals,
-)
+from sweeps.engines.sglang.command import ProbeFiles, adaptive_settings, can_switch, child_environment
 from sweeps.engines.sglang.evidence import effective_settings, explain_switch, gather_evidence, keep_nccl_logs
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
 from sweeps.engines.sglang.live_server import LiveServer

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweeps.engines.base import Evidence
+from sweeps.engines.command import launch_environment, num_ranks, server_arguments
 from sweeps.engines.env_sources import nccl_conf_files
 from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
-from sweeps.engines.sglang.command import launch_environment, num_ranks, server_arguments
 from sweeps.engines.sglang.probe_link import Handshake
 from sweeps.engines.sglang.server_log import resolved_arguments
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log

@@ -15,19 +15,15 @@ from typing import NoReturn
 import numpy as np
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport, Stage
-from sweeps.engines.sglang.command import (
-    launch_environment,
-    pinned_accept_length,
-    recorded_command,
-    recorded_environment,
-)
+from sweeps.engines.command import launch_environment, pinned_accept_length, recorded_command, recorded_environment
 from sweeps.engines.simulated.block import Conditions, shifted, simulate_block, summarise_block
 from sweeps.engines.simulated.evidence import evidence_of, kernels_of
 from sweeps.engines.simulated.expected_cycle import ExpectedCycle, expected, intervened, pinned_at, settings_of
 from sweeps.engines.simulated.machine_profile import Fault, MachineProfile, read_profile
 from sweeps.engines.simulated.nccl_choice import fits
 from sweeps.engines.summary import BlockSummary
-from sweeps.spec.model import SpecError, SweepSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from sweeps.choices import nearest
 from sweeps.engines.base import Kind, Stage
-from sweeps.spec.model import SpecError, nearest
+from sweeps.spec.document import SpecError
 
 PROFILES = Path(__file__).parents[2] / "machines"
 """Where profiles are looked up by name."""

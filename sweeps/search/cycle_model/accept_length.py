@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
+from sweeps.measure.records import Finding
 from sweeps.search.cycle_model.acceptance_curve import ChainModel, length_error
 from sweeps.search.cycle_model.random_effects import FactorModel, Measurements
 from sweeps.search.cycle_model.terms import WIDENED, Factor, Floats, Term, design, level, tree_depth
-from sweeps.search.observations import Finding, Observation
+from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration, Space
 
 _HETEROGENEOUS = 1e-4

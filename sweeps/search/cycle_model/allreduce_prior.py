@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
 from sweeps.search.observations import Observation
-from sweeps.spec.model import DEFAULT_NCCL_SET, SpecError
+from sweeps.spec.document import SpecError
+from sweeps.spec.names import DEFAULT_NCCL_SET
 
 LAUNCH_NOISE = 0.10
 """Share by which launches of one set differ on the table (two H200: 9.8 %): less is no expectation."""

@@ -17,7 +17,8 @@ from sweeps.search.cycle_model.allreduce_prior import AllReducePrior
 from sweeps.search.cycle_model.model import CycleModel, Posterior
 from sweeps.search.cycle_model.terms import Floats
 from sweeps.search.observations import Observation, Observations
-from sweeps.spec.model import DEFAULT_NCCL_SET, Metric
+from sweeps.spec.model import Metric
+from sweeps.spec.names import DEFAULT_NCCL_SET
 from sweeps.spec.space import Configuration, Space
 
 _RELAUNCH_S = 400.0

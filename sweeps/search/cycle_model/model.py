@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sweeps.measure.records import Finding
 from sweeps.search.cycle_model.accept_length import LengthModel, widening
 from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces, communication_ms
 from sweeps.search.cycle_model.block_series import block_spread, forward_ms, number_launches, overheads, series_of
@@ -21,8 +22,8 @@ from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl
 from sweeps.search.cycle_model.pinned_length import PinnedLength
 from sweeps.search.cycle_model.random_effects import QUIET, FactorModel, Measurements
 from sweeps.search.cycle_model.terms import WIDENED, Factor, Floats, Term, design, influence_of
-from sweeps.search.observations import Finding, Observation, Observations
-from sweeps.spec.checks import PINNED_LENGTH
+from sweeps.search.observations import Observation, Observations
+from sweeps.spec.names import PINNED_LENGTH
 from sweeps.spec.space import Configuration, Space
 
 DRAWS = 256

@@ -20,9 +20,10 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from scipy.stats import norm, wilcoxon
 
+from sweeps.measure.records import Decision, Finding
 from sweeps.search.cycle_model.allreduce_prior import read_prior
 from sweeps.search.cycle_model.estimator import Estimator
-from sweeps.search.observations import Decision, Finding, Observation, Observations, block_value
+from sweeps.search.observations import Observation, Observations, block_value
 from sweeps.spec.space import Configuration, Space
 
 

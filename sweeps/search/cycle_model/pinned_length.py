@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sweeps.measure.records import Finding
 from sweeps.search.cycle_model.terms import Floats
-from sweeps.search.observations import Finding, Observation
+from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration
 
 _ERROR = 0.001

@@ -15,7 +15,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.spec.model import Scalar, SpecError
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import Scalar
 from sweeps.spec.space import Configuration
 
 Factor = Literal["forward", "draft", "rest", "accept_length"]

@@ -16,7 +16,8 @@ from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import summarise
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec, read_spec
+from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -7,10 +7,10 @@ import pytest
 
 from sweeps.engines.base import EngineError, Evidence
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.rows import last_end_s, record_decision
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, recover
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
-from sweeps.search.observations import Decision, Outcome, PlannedTrial
 from sweeps.spec.model import EngineSpec, SweepSpec, Traced
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec, tok_s_of

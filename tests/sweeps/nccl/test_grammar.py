@@ -17,12 +17,12 @@ from sweeps.nccl.grammar import (
     cautions,
     format_list,
     inert_at_decode,
-    nccl_env,
     parse_list,
     set_problems,
     variable_problem,
 )
 from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
+from sweeps.spec.space import nccl_env
 
 FOUNDING_SIX = {
     "NCCL_PROTO": "LL",

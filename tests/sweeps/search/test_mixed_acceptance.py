@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from sweeps.measure.records import Acceptance, Outcome, Role
 from sweeps.search.mixed_acceptance import acceptance_of, checked_prediction
-from sweeps.search.observations import Acceptance, Observations, Outcome, Role
+from sweeps.search.observations import Observations
 from sweeps.spec.space import Space
 from tests.sweeps.search.test_observations import block
 from tests.sweeps.stub_engine import plan, stub_spec

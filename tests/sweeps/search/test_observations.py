@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import Observation, Observations, Outcome, block_value, candidate_id, combine
+from sweeps.measure.records import Outcome, candidate_id
+from sweeps.search.observations import Observation, Observations, block_value, combine
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan, stub_spec
 

@@ -10,7 +10,8 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.search.observations import Observation, Observations, PlannedTrial, Role, Status
+from sweeps.measure.records import PlannedTrial, Role, Status
+from sweeps.search.observations import Observation, Observations
 from sweeps.search.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space

@@ -12,13 +12,16 @@ from optuna.trial import TrialState
 
 from sweeps.engines.base import EngineError, LaunchReport
 from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, recover
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.observations import Decision, Observations, Outcome, PlannedTrial
+from sweeps.search.observations import Observations
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import EngineSpec, SpecError, SweepSpec, parse_spec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import EngineSpec, SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sweeps.spec.document import Problem, SpecError, choose, read_document, refuse
+from sweeps.choices import choose
+from sweeps.spec.document import Problem, SpecError, read_document, refuse
 
 
 def test_lines_of_keys_and_items() -> None:

@@ -11,17 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.spec.model import (
-    ControlSpec,
-    Deadlines,
-    EngineKind,
-    SpecError,
-    SweepSpec,
-    fingerprint,
-    nearest,
-    parse_spec,
-    read_spec,
-)
+from sweeps.choices import nearest
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import ControlSpec, Deadlines, EngineKind, SweepSpec
+from sweeps.spec.reading import fingerprint, parse_spec, read_spec
 from sweeps.spec.space import Space
 
 SPECS = sorted((Path(__file__).parents[3] / "sweeps" / "specs").glob("*.yaml"))

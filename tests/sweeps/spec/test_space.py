@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.spec.model import EngineSpec, SearchSpec, SpecError, SweepSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
 from sweeps.spec.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
 
 SETS = {

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.spec.model import SpecError, WorkloadSpec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import WorkloadSpec
 from sweeps.spec.workload import plan_blocks
 
 SPECS = Path(__file__).parents[3] / "sweeps" / "specs"

@@ -14,10 +14,12 @@ from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine, profile_of
 from sweeps.engines.simulated.machine_profile import Fault
 from sweeps.engines.summary import summarise
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
-from sweeps.search.observations import Outcome, PlannedTrial
-from sweeps.spec.model import SpecError, SweepSpec, parse_spec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engines.sglang.command import (
-    PROBE_FOLDER,
+from sweeps.engines.command import (
     PROJECT,
-    ProbeFiles,
-    adaptive_settings,
-    can_switch,
-    child_environment,
     launch_command,
     launch_environment,
     num_ranks,
@@ -22,7 +17,9 @@ from sweeps.engines.sglang.command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.engines.sglang.command import PROBE_FOLDER, ProbeFiles, adaptive_settings, can_switch, child_environment
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 
 SPEC = """

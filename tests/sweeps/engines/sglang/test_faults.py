@@ -20,9 +20,9 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.process import lease
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.evidence import keep_nccl_logs
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.observations import Outcome, PlannedTrial
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks

@@ -14,7 +14,9 @@ from sweeps.engines.simulated.engine import SimulatedEngine, profile_of
 from sweeps.engines.simulated.machine_profile import Fault, Interaction, Intervention, MachineProfile
 from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.spec.model import SpecError, SweepSpec, parse_spec
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 

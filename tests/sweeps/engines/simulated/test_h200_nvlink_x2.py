@@ -17,7 +17,8 @@ from sweeps.engines.simulated.expected_cycle import ExpectedCycle, expected
 from sweeps.engines.simulated.machine_profile import read_profile
 from sweeps.engines.simulated.nccl_choice import all_reduce_us, choose
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.spec.model import SweepSpec, parse_spec
+from sweeps.spec.model import SweepSpec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 
 ASSETS = Path(__file__).parents[3] / "assets"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sweeps.engines.simulated.machine_profile import PROFILES, parse_profile, read_profile
-from sweeps.spec.model import SpecError
+from sweeps.spec.document import SpecError
 
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
 TEXT = (PROFILES / "rtx-pro-6000-pcie-x8.yaml").read_text(encoding="utf-8")

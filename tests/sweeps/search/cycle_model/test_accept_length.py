@@ -6,7 +6,7 @@ import pytest
 from sweeps.search.cycle_model.accept_length import LengthModel
 from sweeps.search.cycle_model.terms import INFLUENCE
 from sweeps.search.observations import Observations
-from sweeps.spec.model import parse_spec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from tests.sweeps.search.cycle_model.test_model import SPEC, observed, row, survival
 

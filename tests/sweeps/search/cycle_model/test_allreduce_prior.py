@@ -9,7 +9,7 @@ import pytest
 
 from sweeps.engines.base import KernelTime
 from sweeps.search.cycle_model.allreduce_prior import LAUNCH_NOISE, AllReducePrior, all_reduces, read_prior
-from sweeps.spec.model import SpecError
+from sweeps.spec.document import SpecError
 
 RECORDED = Path(__file__).parents[3] / "assets" / "nccl_allreduce_h200_x2" / "allreduce.parquet"
 

@@ -7,7 +7,7 @@ import pytest
 from sweeps.engines.base import KernelTime
 from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
 from sweeps.search.observations import Observation
-from sweeps.spec.model import parse_spec
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.search.cycle_model.acceptance_curve import ChainModel
 from sweeps.search.cycle_model.model import CycleModel
 from sweeps.search.cycle_model.random_effects import FactorModel, Measurements
 from sweeps.search.cycle_model.terms import Term, design
-from sweeps.search.observations import Observations, Outcome, PlannedTrial
-from sweeps.spec.model import parse_spec
+from sweeps.search.observations import Observations
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan
 

@@ -8,16 +8,18 @@ import pytest
 from benchmarks.landscapes import LANDSCAPES
 from benchmarks.policies import POLICIES, run_policy
 from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.measure.records import Outcome
 from sweeps.search.cycle_model.optuna_plugins import CycleBoundPruner, CycleModelSampler
 from sweeps.search.mixed_acceptance import acceptance_of
-from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observations, Outcome, RecommendingSampler
+from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observations, RecommendingSampler
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import Choice, SpecError
+from sweeps.spec.document import SpecError
+from sweeps.spec.model import Choice
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.search.cycle_model.test_model import SPEC, blocks_of
 from tests.sweeps.stub_engine import plan, stub_spec
 
-from sweeps.spec.model import parse_spec  # isort: skip
 import numpy as np  # isort: skip
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.records import Outcome
 from sweeps.search.cycle_model.model import CycleModel
 from sweeps.search.cycle_model.pinned_length import PinnedLength
-from sweeps.search.observations import Observations, Outcome
-from sweeps.spec.model import parse_spec
+from sweeps.search.observations import Observations
+from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import plan
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sweeps.search.cycle_model.terms import INFLUENCE, design, influence_of, tree_depth
-from sweeps.spec.model import SpecError
+from sweeps.spec.document import SpecError
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import stub_spec
 

@@ -1,0 +1,147 @@
+"""The command and variables that serve one configuration with SGLang, as every engine records them. Pure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.spec.names import PINNED_LENGTH, SIMULATES_ACCEPTANCE
+from sweeps.spec.space import Configuration
+
+PROJECT = Path(__file__).resolve().parents[2]
+"""Where relative paths of a spec are looked up: the project's folder on this node, also under `ray job submit`."""
+
+DEFAULT_PORT = 30000
+
+MODEL = "MODEL"
+"""In a recorded command, where an engine without weights (simulated, replay) has no model."""
+
+OTHER_INTERPRETERS = ("PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS")
+"""Inherited values of these belong to this process (Ray sets the last to a trial's CPU count), not to the server."""
+
+_ALIASES = {"tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size", "model": "model-path"}
+
+
+def server_arguments(spec: SweepSpec, configuration: Configuration) -> dict[str, Scalar]:
+    """Server arguments by their canonical name; the configuration's win. `speculative-*` only where it speculates."""
+    arguments = {_canonical(name): value for name, value in spec.engine.args.items()}
+    arguments.update((_canonical(name), value) for name, value in configuration.args)
+    if configuration.speculates:
+        return arguments
+    return {name: value for name, value in arguments.items() if not name.startswith("speculative-")}
+
+
+def launch_command(
+    spec: SweepSpec,
+    configuration: Configuration,
+    *,
+    port: int = DEFAULT_PORT,
+    step_candidates: tuple[int, ...] = (),
+    adaptive_config: Path | None = None,
+) -> tuple[str, ...]:
+    """Every word of the command.
+
+    Args:
+        adaptive_config: path of a file with `adaptive_settings(step_candidates)`: the server then starts with the
+            largest of them (one that starts with less has too small buffers for more) and keeps the states of all.
+    """
+    engine = spec.engine
+    command = [*engine.launcher, _located(engine.python) if engine.python else sys.executable]
+    command += ["-m", "sglang.launch_server"]
+    if engine.model_path:
+        command += ["--model-path", _located(engine.model_path)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    if configuration.speculates:
+        switchable = () if adaptive_config is None else step_candidates
+        command += _speculation(spec, configuration, max((configuration.num_steps, *switchable)))
+        if adaptive_config is not None:
+            command += ["--speculative-adaptive", "--speculative-adaptive-config", str(adaptive_config)]
+    for name, value in server_arguments(spec, configuration).items():
+        if value is True:
+            command.append(f"--{name}")
+        elif value is not False:
+            command += [f"--{name}", str(value)]
+    return tuple(command)
+
+
+def recorded_command(spec: SweepSpec, configuration: Configuration) -> tuple[str, ...]:
+    """The command as a results folder keeps it: what any machine with this project can run from the project's folder.
+
+    `python` stands for an interpreter that the spec does not name, MODEL for a model that it does not name.
+    """
+    engine = spec.engine
+    words = list(launch_command(spec, configuration))
+    if engine.python is None:
+        words[len(engine.launcher)] = "python"
+    if engine.model_path is None:
+        at = words.index("--host")
+        words[at:at] = ["--model-path", MODEL]
+    return tuple(map(_portable, words))
+
+
+def recorded_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
+    """`launch_environment`, with paths under the project's folder relative to it."""
+    variables = launch_environment(spec, configuration)
+    return {name: ":".join(map(_portable, value.split(":"))) for name, value in variables.items()}
+
+
+def recorded_removals(removed: tuple[str, ...]) -> tuple[str, ...]:
+    """Inherited variables that mattered to the sweep: without those that only a worker process brings along."""
+    return tuple(name for name in removed if name not in OTHER_INTERPRETERS)
+
+
+def _speculation(spec: SweepSpec, configuration: Configuration, num_steps: int) -> list[str]:
+    words = ["--speculative-algorithm", spec.engine.algorithm]
+    if configuration.drafter is not None:
+        words += ["--speculative-draft-model-path", _located(spec.drafters[configuration.drafter])]
+    draft_tokens = configuration.num_draft_tokens if num_steps == configuration.num_steps else num_steps + 1
+    for name, value in (
+        ("num-steps", num_steps),
+        ("eagle-topk", configuration.eagle_topk),
+        ("num-draft-tokens", draft_tokens),
+    ):
+        words += [f"--speculative-{name}", str(value)]
+    return words
+
+
+def launch_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
+    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win.
+
+    In a mixed sweep only a pinned configuration gets those that simulate acceptance.
+    """
+    real = spec.acceptance == "mixed" and not configuration.pinned
+    fixed = {n: v for n, v in spec.engine.env.items() if not (real and n.startswith(SIMULATES_ACCEPTANCE))}
+    variables = {name: _located_list(name, value) for name, value in fixed.items()}
+    return {**variables, **dict(configuration.nccl_env), **dict(configuration.env)}
+
+
+def pinned_accept_length(spec: SweepSpec, configuration: Configuration) -> float | None:
+    """Tokens per cycle that the server simulates, at most steps + 1 (SGLang clips it so); None where it does not."""
+    length = launch_environment(spec, configuration).get(PINNED_LENGTH)
+    return min(float(length), configuration.num_steps + 1.0) if length and configuration.speculates else None
+
+
+def num_ranks(spec: SweepSpec, configuration: Configuration) -> int:
+    """Scheduler processes of the server: tensor parallel x pipeline parallel."""
+    arguments = server_arguments(spec, configuration)
+    return int(arguments.get("tp-size", 1)) * int(arguments.get("pp-size", 1))
+
+
+def _canonical(name: str) -> str:
+    name = name.lstrip("-").replace("_", "-")
+    return _ALIASES.get(name, name)
+
+
+def _located(value: str) -> str:
+    """`value` under the project's folder where that exists, else as it is (a model's name)."""
+    here = PROJECT / value
+    return str(here) if not Path(value).is_absolute() and here.exists() else value
+
+
+def _portable(value: str) -> str:
+    return str(Path(value).relative_to(PROJECT)) if value.startswith(f"{PROJECT}/") else value
+
+
+def _located_list(name: str, value: str) -> str:
+    return ":".join(map(_located, value.split(":"))) if name == "PYTHONPATH" else value

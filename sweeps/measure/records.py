@@ -1,0 +1,87 @@
+"""What is known of one trial: what was planned, how it ended, what a pruner decided, what the search found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from sweeps.engines.base import KernelTime
+from sweeps.spec.space import Configuration, Suggestion
+
+Role = Literal["candidate", "control", "incumbent"]
+
+Acceptance = Literal["measured", "pinned"]
+
+Status = Literal["running", "completed", "pruned", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTrial:
+    """What is to be measured next, and as what."""
+
+    trial_id: str
+    """`t0007` for study number 7; `k0000` a control, `i0000` an incumbent measured again."""
+    role: Role
+    number: int | None
+    """Of the Optuna study; None for controls and incumbents, which are measured beside it."""
+    configuration: Configuration
+    requested: Suggestion
+    """Dimension -> value as suggested."""
+    launch_key: str
+    step_candidates: tuple[int, ...] = ()
+    """Step counts that a launch for this trial must be able to switch to."""
+    acceptance: Acceptance = "measured"
+    """`pinned`: timed with simulated acceptance."""
+
+    @property
+    def served(self) -> Configuration:
+        """What the engine is asked for."""
+        return replace(self.configuration, pinned=self.acceptance == "pinned")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a trial ended."""
+
+    status: Literal["completed", "pruned", "failed", "invalid"]
+    """`invalid`: refused without a launch, because the server's version cannot run it (`limits`)."""
+    reason: str | None = None
+    stage: str | None = None
+    kind: str | None = None
+    transient: bool = False
+    relaunched: bool | None = None
+    """False: switched in place; None: never got that far."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds by activity (`tables.ACTIVITIES`), engine's clock."""
+    kernels: tuple[KernelTime, ...] = ()
+    all_reduce: str | None = None
+    """What served the all-reduces, by the launch's evidence (`evidence.all_reduce_backend`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What a pruner said after a block, and the numbers it said it on."""
+
+    prune: bool
+    reason: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What the search itself found out: an assumption that a measurement contradicted, why the sweep stopped."""
+
+    event: str
+    detail: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def blamed(kind: str | None) -> str | None:
+    """The kind that the search is told: a node whose GPUs stayed in use says nothing about a configuration."""
+    return "interrupted" if kind == "gpu_not_clean" else kind
+
+
+def candidate_id(number: int) -> str:
+    """The trial id of an Optuna trial number."""
+    return f"t{number:04d}"
