@@ -26,7 +26,7 @@ from scipy import stats
 from benchmarks.record import record
 from ray_jobs.allreduce.ranks import RankPlan, run_ranks
 from ray_jobs.allreduce_table import SERVER_DEFAULTS, TOKEN_BYTES, server_versions
-from sweeps.engines.sglang.command import nccl_log_settings
+from sweeps.engines.sglang.launch_plan import nccl_log_settings
 
 TOKENS = (1, 4)
 LOGS = ("of_graphs", "without_operations")

@@ -22,7 +22,7 @@ from ray_jobs.allreduce_table import (
     sets_of,
 )
 from sweeps.engines.command import PROJECT
-from sweeps.engines.sglang.command import ProbeFiles, child_environment
+from sweeps.engines.sglang.launch_plan import plan_launch
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 
@@ -77,15 +77,15 @@ def check_node(
         word = f"the {spec.engine.kind} engine starts no server"
         return NodeReport(checks=(Check(name="server", state="skipped", detail=word),))
     inherited = os.environ if inherited is None else inherited
-    child = child_environment(spec, Space(spec).control, inherited=inherited, probe=ProbeFiles(folder=out / "probe"))
+    launch = plan_launch(spec, Space(spec).control, folder=out / "probe", inherited=inherited)
     python = [*spec.engine.launcher, spec.engine.python or sys.executable]
     here = [
         *_models(spec),
         *_conf_files(conf_files, inherited),
-        *_inherited(spec, inherited, child.removed),
+        *_inherited(spec, inherited, launch.removed),
     ]
     try:
-        versions = server_versions(python, env=child.variables)
+        versions = server_versions(python, env=launch.environment)
     except InterpreterError as error:
         return NodeReport(checks=(Check(name="server interpreter", state="failed", detail=str(error)), *here))
     checks = [*_interpreter(spec, python, versions), *here]
@@ -107,7 +107,7 @@ def check_node(
         repeats=100,
         deadline_s=deadline_s,
     )
-    table = measure(sets_of(spec), plan, out, env=child.variables, fixed=_fixed(spec), evidence=True)
+    table = measure(sets_of(spec), plan, out, env=launch.environment, fixed=_fixed(spec), evidence=True)
     return NodeReport(checks=(*checks, *_all_reduces(table)), versions=versions, table=table)
 
 

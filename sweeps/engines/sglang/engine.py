@@ -14,13 +14,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
-from sweeps.engines.command import launch_command, num_ranks, recorded_command, recorded_environment, recorded_removals
+from sweeps.engines.command import recorded_command, recorded_environment, recorded_removals
 from sweeps.engines.process.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
 from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
-from sweeps.engines.sglang.command import ProbeFiles, adaptive_settings, can_switch, child_environment
-from sweeps.engines.sglang.evidence import effective_settings, explain_switch, gather_evidence, keep_nccl_logs
+from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
+from sweeps.engines.sglang.launch_plan import LaunchPlan, adaptive_settings, can_switch, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.load_client import Load
 from sweeps.engines.sglang.trace_spans import read_when_whole
@@ -99,7 +99,7 @@ class SGLangEngine:
         self._prove_free()  # at once, but where an earlier server has not let go
         live = self._start(configuration, candidates)
         try:
-            live.boot.wait_for_port(live.port)
+            live.boot.wait_for_port(live.plan.port)
             live.generate(_FIRST_BLOCK, "first_request", timeout_s=self._spec.engine.deadlines_s.first_request)
             ready_s = self.now_s()
             live.greet()
@@ -116,7 +116,7 @@ class SGLangEngine:
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
         live = self._live
-        if live is None or live.is_gone() or configuration.num_steps not in live.step_candidates:
+        if live is None or live.is_gone() or configuration.num_steps not in live.plan.step_candidates:
             return None
         if self._key(configuration) != self._key(live.configuration):
             return None
@@ -131,7 +131,7 @@ class SGLangEngine:
 
     def run_anchor(self, block: Block) -> BlockRecord | None:
         live = self._require_live()
-        if 0 not in live.step_candidates:
+        if 0 not in live.plan.step_candidates:
             return None
         live.pin(0)
         live.flush()
@@ -160,7 +160,7 @@ class SGLangEngine:
         live = self._require_live()
         if live.timer_kind != "cuda_event":
             return None
-        folder = live.folder / "trace"
+        folder = live.plan.folder / "trace"
         self.profile(block, folder, num_steps=_TRACE_STEPS)
         try:
             return read_when_whole(folder, read_kernel_times, timeout_s=_TRACE_TIMEOUT_S, is_gone=live.given_up)
@@ -198,15 +198,17 @@ class SGLangEngine:
         if live is None:
             return 0.0
         started_s = self.now_s()
-        keep_nccl_logs(live.folder, live.log_path.with_suffix(".nccl"))  # the guard takes the folder with the server
+        keep_nccl_logs(
+            live.plan.folder, live.log_path.with_suffix(".nccl")
+        )  # the guard takes the folder with the server
         live.server.stop(self._spec.engine.deadlines_s.stop)
         survivors = live.server.survivors()
-        shutil.rmtree(live.folder, ignore_errors=True)
+        shutil.rmtree(live.plan.folder, ignore_errors=True)
         if survivors:
             raise EngineError(
                 f"processes {survivors} of the server survived SIGKILL", stage="stop", kind="gpu_not_clean"
             )
-        prove_closed(live.port)
+        prove_closed(live.plan.port)
         self._prove_free()
         self._release_gpus()
         return self.now_s() - started_s
@@ -248,53 +250,45 @@ class SGLangEngine:
     def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> LiveServer:
         self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._logs.mkdir(parents=True, exist_ok=True)
-        folder = scratch_folder(self._node_folder)
-        adaptive_config = None
-        if candidates:
-            adaptive_config = folder / "adaptive.json"
-            adaptive_config.write_text(json.dumps(adaptive_settings(candidates)), encoding="utf-8")
-        port = free_port()
-        command = launch_command(
-            self._spec, configuration, port=port, step_candidates=candidates, adaptive_config=adaptive_config
+        plan = plan_launch(
+            self._spec,
+            configuration,
+            folder=scratch_folder(self._node_folder),
+            inherited=os.environ,
+            step_candidates=candidates,
+            port=free_port(),
         )
-        if not any("skip-server-warmup" in word for word in command):
-            command += ("--skip-server-warmup",)  # its request would run beside the first block
-        probe = ProbeFiles(folder=folder, num_steps=configuration.num_steps if candidates else None)
-        environment = child_environment(self._spec, configuration, inherited=os.environ, probe=probe)
+        if plan.adaptive_config is not None:
+            plan.adaptive_config.write_text(json.dumps(adaptive_settings(candidates)), encoding="utf-8")
         self._launches += 1
-        log_path = self._logs / f"{configuration.configuration_id}-{folder.name}.log"
-        record = {
-            "command": command,
-            "environment": {
-                name: value for name, value in environment.variables.items() if os.environ.get(name) != value
-            },
-            "removed": environment.removed,
-        }
-        log_path.with_suffix(".launch.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+        log_path = self._logs / f"{configuration.configuration_id}-{plan.folder.name}.log"
+        self._write_record(plan, log_path)
         server = ServerProcess.start(
-            command,
-            env=environment.variables,
+            plan.command,
+            env=plan.environment,
             log_path=log_path,
             lease_dir=self._node_folder / "leases",
             grace_s=_GRACE_S,
-            scratch=folder,
+            scratch=plan.folder,
         )
         live = LiveServer(
-            server=server,
-            folder=folder,
-            log_path=log_path,
-            port=port,
+            plan=plan,
             configuration=configuration,
-            step_candidates=candidates,
+            server=server,
+            log_path=log_path,
             boot=Boot(
                 server, log_path=log_path, deadlines=self._spec.engine.deadlines_s, is_stopping=self._is_stopping
             ),
-            ranks=tuple(range(num_ranks(self._spec, configuration))),
-            removed=environment.removed,
             is_stopping=self._is_stopping,
         )
         self._live = live
         return live
+
+    def _write_record(self, plan: LaunchPlan, log_path: Path) -> None:
+        """What was started, beside the server's log: the command, and how the variables differ from this process's."""
+        own = {name: value for name, value in plan.environment.items() if os.environ.get(name) != value}
+        record = {"command": plan.command, "environment": own, "removed": plan.removed}
+        log_path.with_suffix(".launch.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
 
     def _is_stopping(self) -> bool:
         return self._stop_request is not None and self._stop_request.exists()
@@ -313,20 +307,16 @@ class SGLangEngine:
         cycles = live.take("first_request", num_steps=configuration.num_steps)
         live.flush()
         first = live.handshakes[0]
-        evidence, all_reduce = gather_evidence(
-            self._spec, configuration, live.handshakes, cycles, live.info, live.boot.log(), live.folder
-        )
-        if live.step_candidates:
-            evidence = tuple(explain_switch(row, live.step_candidates) for row in evidence)
+        evidence, all_reduce = gather_evidence(live, cycles)
         return LaunchReport(
             version=first.sglang,
-            machine=f"{len(live.ranks)} x {first.device}, {socket.gethostname()}",
+            machine=f"{live.plan.num_ranks} x {first.device}, {socket.gethostname()}",
             num_gpus=self._spec.resources.gpus,
             boot_s=boot_s,
             command=recorded_command(self._spec, configuration),
             environment=recorded_environment(self._spec, configuration),
-            removed=recorded_removals(live.removed),
-            effective=effective_settings(configuration, live.info, live.log_path.name, live.step_candidates),
+            removed=recorded_removals(live.plan.removed),
+            effective=effective_settings(live),
             evidence=evidence,
             all_reduce=all_reduce,
         )

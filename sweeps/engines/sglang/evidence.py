@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sweeps.engines.base import Evidence
-from sweeps.engines.command import launch_environment, num_ranks, server_arguments
 from sweeps.engines.env_sources import nccl_conf_files
 from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
+from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.probe_link import Handshake
 from sweeps.engines.sglang.server_log import resolved_arguments
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
-from sweeps.spec.model import SweepSpec
+from sweeps.spec.model import Scalar
 from sweeps.spec.space import Configuration
 
 _TOLD = (
@@ -40,52 +39,45 @@ _TOLD = (
 """What of the server's own account goes into `effective`."""
 
 
-def gather_evidence(
-    spec: SweepSpec,
-    configuration: Configuration,
-    handshakes: Sequence[Handshake],
-    cycles: pa.Table,
-    server_info: Mapping[str, Any],
-    log: str,
-    nccl_logs: Path | None = None,
-) -> tuple[tuple[Evidence, ...], str | None]:
-    """Evidence rows, and what serves decode-size all-reduces where known.
+def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence, ...], str | None]:
+    """Evidence rows for the configuration that `live` serves, and what serves decode-size all-reduces, if known.
 
     Args:
         cycles: at least one of every rank: the state that cycles ran in is the proof of a step count.
-        nccl_logs: folder of per-process NCCL logs (`nccl.HOST.PID.log`), where they were asked for.
     """
-    resolved = {name: None if value is None else str(value) for name, value in server_info.items()}
+    plan, log = live.plan, live.boot.log()
+    resolved = {name: None if value is None else str(value) for name, value in live.info.items()}
     facts = [
-        RankFacts(rank=each.rank, environment=each.environment, nccl=_nccl_log(nccl_logs, each.pid))
-        for each in handshakes
+        RankFacts(rank=each.rank, environment=each.environment, nccl=_nccl_log(plan.folder, each.pid))
+        for each in live.handshakes
     ]
     all_reduce = all_reduce_backend(resolved, log, facts)
-    requested = {name: value for name, value in launch_environment(spec, configuration).items() if name != "PYTHONPATH"}
     rows = grade_environment(
-        requested,
+        {name: value for name, value in plan.requested.items() if name != "PYTHONPATH"},
         facts,
-        num_ranks=num_ranks(spec, configuration),
+        num_ranks=plan.num_ranks,
         all_reduce=all_reduce,
-        conf_files=nccl_conf_files(handshakes[0].environment),
+        conf_files=nccl_conf_files(live.handshakes[0].environment),
     )
     arguments = grade_arguments(
-        _requested_arguments(spec, configuration, resolved),
+        _requested_arguments(plan.arguments, live.configuration, resolved),
         resolved,
-        in_ranks=[_held_by(cycles, each, configuration) for each in handshakes],
+        in_ranks=[_held_by(cycles, each, live.configuration) for each in live.handshakes],
         logged=resolved_arguments(log),
     )
+    if plan.step_candidates:
+        arguments = tuple(_explain_switch(row, plan.step_candidates) for row in arguments)
     return (*rows, *arguments), all_reduce
 
 
 def _requested_arguments(
-    spec: SweepSpec, configuration: Configuration, resolved: Mapping[str, str | None]
+    fixed: Mapping[str, Scalar], configuration: Configuration, resolved: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Every dimension, and what the spec fixes of `_TOLD` where the server tells of it and was left no choice."""
-    fixed = {name.replace("-", "_"): str(value) for name, value in server_arguments(spec, configuration).items()}
+    """Every dimension, and those of `_TOLD` that the launch fixes, if the server reports a value for them."""
+    given = {name.replace("-", "_"): str(value) for name, value in fixed.items()}
     arguments = {
         name: value
-        for name, value in fixed.items()
+        for name, value in given.items()
         if name in _TOLD and resolved.get(name) is not None and value != "auto"
     }
     arguments |= {name.replace("-", "_"): str(value) for name, value in configuration.args}
@@ -109,9 +101,7 @@ def _held_by(cycles: pa.Table, handshake: Handshake, configuration: Configuratio
     return held
 
 
-def _nccl_log(folder: Path | None, pid: int) -> NcclLog | None:
-    if folder is None:
-        return None
+def _nccl_log(folder: Path, pid: int) -> NcclLog | None:
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(f"nccl.*.{pid}.log")]
     return read_nccl_log("\n".join(texts)) if texts else None
 
@@ -128,24 +118,23 @@ def keep_nccl_logs(folder: Path, into: Path) -> None:
             (into / path.name.removeprefix("nccl.")).write_bytes(kept)
 
 
-def effective_settings(
-    configuration: Configuration, server_info: Mapping[str, Any], server_log: str, step_candidates: tuple[int, ...]
-) -> dict[str, str]:
-    """The engine's own account of this configuration, for the trials table."""
-    settings = {name: str(server_info[name]) for name in _TOLD if server_info.get(name) is not None}
+def effective_settings(live: LiveServer) -> dict[str, str]:
+    """The engine's own account of the configuration that it serves, for the trials table."""
+    configuration, candidates = live.configuration, live.plan.step_candidates
+    settings = {name: str(live.info[name]) for name in _TOLD if live.info.get(name) is not None}
     settings["num_steps"] = str(configuration.num_steps)
     if configuration.speculates:
         settings["speculative_worker"] = "v2"  # the probe wraps no other: its cycles are the proof
         for name in ("eagle_topk", "num_draft_tokens"):
-            own = getattr(configuration, name) if step_candidates else server_info.get(f"speculative_{name}")
+            own = getattr(configuration, name) if candidates else live.info.get(f"speculative_{name}")
             settings[name] = str(own)
-    if step_candidates:
-        settings["step_candidates"] = ",".join(map(str, step_candidates))
-    settings["server_log"] = server_log
+    if candidates:
+        settings["step_candidates"] = ",".join(map(str, candidates))
+    settings["server_log"] = live.log_path.name
     return settings
 
 
-def explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
+def _explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
     """`row`, saying that its value was switched in place among `candidates`."""
     if row.setting not in ("args.speculative_num_steps", "args.speculative_num_draft_tokens"):
         return row

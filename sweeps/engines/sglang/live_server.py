@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sweeps.engines.base import EngineError, Kind, Stage
 from sweeps.engines.process.guard import ServerProcess
 from sweeps.engines.sglang.boot import Boot, stopped
+from sweeps.engines.sglang.launch_plan import LaunchPlan
 from sweeps.engines.sglang.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeLink
 from sweeps.engines.sglang.server_log import log_tail
@@ -36,26 +37,27 @@ _LAST_WORDS_S = 10.0
 class LiveServer:
     """The running server and what is known about it."""
 
-    server: ServerProcess
-    folder: Path
-    """Probe files and adaptive settings; removed with the server."""
-    log_path: Path
-    port: int
+    plan: LaunchPlan
+    """What it was launched with. `plan.folder` is removed with the server."""
     configuration: Configuration
-    step_candidates: tuple[int, ...]
+    """What it serves now: the plan's, until a switch."""
+    server: ServerProcess
+    log_path: Path
     boot: Boot
-    ranks: tuple[int, ...]
-    removed: tuple[str, ...]
     is_stopping: Callable[[], bool]
     handshakes: tuple[Handshake, ...] = ()
     link: ProbeLink = field(init=False)
 
     def __post_init__(self) -> None:
-        self.link = ProbeLink(self.folder)
+        self.link = ProbeLink(self.plan.folder)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self.plan.num_ranks))
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.plan.port}"
 
     @property
     def timer_kind(self) -> str:

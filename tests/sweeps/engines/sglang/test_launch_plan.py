@@ -17,7 +17,7 @@ from sweeps.engines.command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.engines.sglang.command import PROBE_FOLDER, ProbeFiles, adaptive_settings, can_switch, child_environment
+from sweeps.engines.sglang.launch_plan import PROBE_FOLDER, adaptive_settings, can_switch, plan_launch
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
@@ -120,26 +120,24 @@ def test_where_steps_can_be_switched(
 def test_swept_names_are_taken_out_of_the_inherited_environment() -> None:
     inherited = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "WARN", "PYTHONPATH": "/ray", "HOME": "/home/u"}
 
-    child = child_environment(
-        spec(), configuration(1, nccl="ll"), inherited=inherited, probe=ProbeFiles(folder=Path("/tmp/p"), num_steps=1)
+    child = plan_launch(
+        spec(), configuration(1, nccl="ll"), folder=Path("/tmp/p"), inherited=inherited, step_candidates=(1, 3)
     )
 
     assert child.removed == ("NCCL_ALGO", "PYTHONPATH")
-    assert child.variables["NCCL_PROTO"] == "LL"
-    assert "NCCL_ALGO" not in child.variables
-    assert child.variables["NCCL_DEBUG"] == "WARN", "nobody sweeps it: it stays, and shows as extra"
-    assert child.variables["PYTHONPATH"] == f"{PROBE_FOLDER}:/opt/extra"
-    assert child.variables["SPECSWEEP_PROBE_DIR"] == "/tmp/p"
-    assert child.variables["SPECSWEEP_PROBE_NUM_STEPS"] == "1"
-    assert {"NCCL_PROTO", "SGLANG_X", "HF_HUB_OFFLINE"} <= set(child.variables["SPECSWEEP_PROBE_ENV"].split(","))
+    assert child.environment["NCCL_PROTO"] == "LL"
+    assert "NCCL_ALGO" not in child.environment
+    assert child.environment["NCCL_DEBUG"] == "WARN", "nobody sweeps it: it stays, and shows as extra"
+    assert child.environment["PYTHONPATH"] == f"{PROBE_FOLDER}:/opt/extra"
+    assert child.environment["SPECSWEEP_PROBE_DIR"] == "/tmp/p"
+    assert child.environment["SPECSWEEP_PROBE_NUM_STEPS"] == "1"
+    assert {"NCCL_PROTO", "SGLANG_X", "HF_HUB_OFFLINE"} <= set(child.environment["SPECSWEEP_PROBE_ENV"].split(","))
 
 
 def test_plugin_whitelist_keeps_the_probe() -> None:
-    child = child_environment(
-        spec(), configuration(0), inherited={"SGLANG_PLUGINS": "other"}, probe=ProbeFiles(folder=Path("/tmp/p"))
-    )
+    child = plan_launch(spec(), configuration(0), folder=Path("/tmp/p"), inherited={"SGLANG_PLUGINS": "other"})
 
-    assert child.variables["SGLANG_PLUGINS"] == "other,specsweep_probe"
+    assert child.environment["SGLANG_PLUGINS"] == "other,specsweep_probe"
 
 
 def test_launch_environment_is_what_serves_without_the_probe() -> None:
@@ -149,6 +147,29 @@ def test_launch_environment_is_what_serves_without_the_probe() -> None:
         "NCCL_ALGO": "Ring",
         "SGLANG_X": "1",
     }
+
+
+def test_a_plan_agrees_with_itself() -> None:
+    switchable = plan_launch(
+        spec(), configuration(1), folder=Path("/tmp/p"), inherited={}, step_candidates=(1, 3), port=1234
+    )
+    fixed = plan_launch(spec(), configuration(1), folder=Path("/tmp/p"), inherited={}, port=1234)
+
+    assert option(switchable.command, "--speculative-adaptive-config") == str(switchable.adaptive_config)
+    assert fixed.adaptive_config is None
+    assert "--speculative-adaptive" not in fixed.command
+    assert "SPECSWEEP_PROBE_NUM_STEPS" not in fixed.environment
+    assert fixed.command == (*launch_command(spec(), configuration(1), port=1234), "--skip-server-warmup")
+    assert fixed.requested == launch_environment(spec(), configuration(1))
+    assert fixed.num_ranks == fixed.arguments["tp-size"] == 8
+
+
+def test_a_server_of_several_ranks_writes_nccl_logs_unless_told_otherwise() -> None:
+    plan = plan_launch(spec(), configuration(0), folder=Path("/tmp/p"), inherited={})
+    told = plan_launch(spec(), configuration(0), folder=Path("/tmp/p"), inherited={"NCCL_DEBUG": "WARN"})
+
+    assert plan.environment["NCCL_DEBUG_FILE"] == "/tmp/p/nccl.%h.%p.log"
+    assert "NCCL_DEBUG_FILE" not in told.environment
 
 
 def test_ranks_are_counted_from_the_arguments() -> None:
@@ -198,12 +219,11 @@ def test_only_a_pinned_trial_of_a_mixed_sweep_simulates_acceptance(acceptance: s
     text = SPEC.format(algorithm="EAGLE3").replace('env: {PYTHONPATH: /opt/extra, HF_HUB_OFFLINE: "1"}', PINNED_ENV)
     own = parse_spec(text + f"acceptance: {acceptance}\n", source="test")
     inherited = {"SGLANG_SIMULATE_ACC_LEN": "7", "SGLANG_SIMULATE_ACC_METHOD": "multinomial"}
-    probe = ProbeFiles(folder=Path("/probe"))
     for configuration in Space(own).configurations()[:3]:
         for pinned in (False, True):
             served = replace(configuration, pinned=pinned)
-            child = child_environment(own, served, inherited=inherited, probe=probe)
-            simulates = {name for name in child.variables if name.startswith("SGLANG_SIMULATE_")}
+            child = plan_launch(own, served, folder=Path("/probe"), inherited=inherited)
+            simulates = {name for name in child.environment if name.startswith("SGLANG_SIMULATE_")}
             wanted = set(inherited) if pinned or acceptance == "pinned" else set()
             assert simulates == wanted, "what this process has of them never reaches a server"
             assert set(inherited) <= set(child.removed)

@@ -1,0 +1,167 @@
+"""All facts of one launch of a real SGLang server, worked out once from a spec and a configuration. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.engines.command import (
+    DEFAULT_PORT,
+    OTHER_INTERPRETERS,
+    launch_command,
+    launch_environment,
+    num_ranks,
+    server_arguments,
+)
+from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.spec.space import Configuration
+
+PROBE_FOLDER = Path(__file__).resolve().parents[2] / "cycle_probe"
+
+ADAPTIVE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3"})
+"""What SGLang 0.5.16 to 0.5.23 builds adaptive runtime states for (`adaptive_unsupported_reason`), at top-k 1."""
+
+_FAST_CRASH = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
+"""Without these a crashed rank keeps its GPUs up to a minute for dumps that nobody reads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchPlan:
+    """One launch: what is started, with which variables, and how many ranks must report."""
+
+    configuration: Configuration
+    """What the server is launched for. A switch changes what it serves, not the plan."""
+    step_candidates: tuple[int, ...]
+    """Step counts that the server can switch between in place, ascending; () if it has one."""
+    folder: Path
+    """Scratch folder of the server: probe files, NCCL logs and `adaptive_config`."""
+    port: int
+    arguments: Mapping[str, Scalar]
+    """Server arguments by canonical name (`tp-size`), without those of the speculation's dimensions."""
+    command: tuple[str, ...]
+    """Every word of the command."""
+    requested: Mapping[str, str]
+    """Variables that the spec and the configuration set."""
+    environment: Mapping[str, str]
+    """All variables of the server process: `requested`, the probe's own, and what is inherited."""
+    removed: tuple[str, ...]
+    """Inherited variables that were left out, sorted."""
+    num_ranks: int
+    """Scheduler processes: tensor parallel x pipeline parallel."""
+
+    @property
+    def adaptive_config(self) -> Path | None:
+        """Where the command wants `adaptive_settings(step_candidates)`; None without step candidates."""
+        return _adaptive_config(self.folder) if self.step_candidates else None
+
+
+def plan_launch(
+    spec: SweepSpec,
+    configuration: Configuration,
+    *,
+    folder: Path,
+    inherited: Mapping[str, str],
+    step_candidates: tuple[int, ...] = (),
+    port: int = DEFAULT_PORT,
+) -> LaunchPlan:
+    """Plan a launch. Nothing is read, written or started.
+
+    Args:
+        folder: scratch folder of this server; need not exist yet.
+        inherited: variables that the server process would inherit.
+        step_candidates: step counts to switch between in place, the configuration's among them; () for none.
+    """
+    command = launch_command(
+        spec,
+        configuration,
+        port=port,
+        step_candidates=step_candidates,
+        adaptive_config=_adaptive_config(folder) if step_candidates else None,
+    )
+    if not any("skip-server-warmup" in word for word in command):
+        command += ("--skip-server-warmup",)  # its request would run beside the first block
+    arguments = server_arguments(spec, configuration)
+    requested = launch_environment(spec, configuration)
+    ranks = num_ranks(spec, configuration)
+    kept, removed = _without_swept(spec, inherited)
+    environment = {**_FAST_CRASH, **kept, **requested}
+    environment |= _probe_variables(folder, requested)
+    if step_candidates:
+        environment["SPECSWEEP_PROBE_NUM_STEPS"] = str(configuration.num_steps)
+    if ranks > 1 and "NCCL_DEBUG" not in environment:
+        replays_graphs = arguments.get("disable-cuda-graph") is not True
+        environment |= nccl_log_settings(folder, replays_graphs=replays_graphs)
+    if environment.get("SGLANG_PLUGINS"):
+        environment["SGLANG_PLUGINS"] += ",specsweep_probe"
+    return LaunchPlan(
+        configuration=configuration,
+        step_candidates=step_candidates,
+        folder=folder,
+        port=port,
+        arguments=arguments,
+        command=command,
+        requested=requested,
+        environment=environment,
+        removed=removed,
+        num_ranks=ranks,
+    )
+
+
+def can_switch(spec: SweepSpec, configuration: Configuration, step_candidates: tuple[int, ...]) -> bool:
+    """Whether a launch with these candidates can change its step count in place, as far as the arguments tell."""
+    return (
+        spec.engine.switch_in_place
+        and len(step_candidates) > 1
+        and configuration.eagle_topk == 1
+        and spec.engine.algorithm in ADAPTIVE_ALGORITHMS
+    )
+
+
+def adaptive_settings(step_candidates: tuple[int, ...]) -> dict[str, dict[str, object]]:
+    """Content of SGLang's adaptive config: one slot for every batch size, all candidates in it."""
+    return {
+        "1": {
+            "candidate_steps": sorted(step_candidates),
+            "up_hysteresis": 0.0,
+            "down_hysteresis": -0.25,
+            "ceiling_coeff": 0,
+        }
+    }
+
+
+def nccl_log_settings(folder: Path, *, replays_graphs: bool) -> dict[str, str]:
+    """Variables that make NCCL write its log, one file per process in `folder`; the same in every trial.
+
+    Under CUDA graphs NCCL prints one line per operation, at capture. Without graphs it would print one in every cycle,
+    so those lines are left out.
+    """
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,P2P,SHM" + (",TUNING" if replays_graphs else ""),
+        "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
+    }
+
+
+def _adaptive_config(folder: Path) -> Path:
+    return folder / "adaptive.json"
+
+
+def _without_swept(spec: SweepSpec, inherited: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Inherited variables that the sweep sets nowhere, and the names of the others, sorted.
+
+    A variable that one configuration sets must be absent from a configuration that does not set it.
+    """
+    swept = {name for variables in spec.nccl_sets.values() for name in variables}
+    swept |= {*spec.search.env, *spec.engine.env, *OTHER_INTERPRETERS}
+    kept = {name: value for name, value in inherited.items() if name not in swept}
+    return kept, tuple(sorted(swept & set(inherited)))
+
+
+def _probe_variables(folder: Path, requested: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "PYTHONPATH": ":".join(filter(None, (str(PROBE_FOLDER), requested.get("PYTHONPATH")))),
+        "SPT_NOENV": "1",  # setproctitle would overwrite the environment block that /proc shows
+        "SPECSWEEP_PROBE_DIR": str(folder),
+        "SPECSWEEP_PROBE_ENV": ",".join(sorted(requested)),
+    }
