@@ -27,7 +27,7 @@ from sweeps.spec.space import Configuration, Space
 
 Values = Mapping[Configuration, float]
 
-ASSETS = Path(__file__).parents[1] / "tests" / "assets"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
 TABLE_TOKENS = (1, 2, 3, 4, 6, 8, 16)
 TURIN_SETS = """
   p2p-sys: {NCCL_P2P_LEVEL: SYS}
@@ -154,17 +154,17 @@ class Replay:
 
     name: str
     recording: str
-    """A folder below `tests/assets`."""
+    """A folder of `recordings`."""
     part: Callable[[SearchSpec], SearchSpec] = lambda search: search
     replicates: int = 1
     holds: bool | None = None
     table: str | None = None
-    """A folder below `tests/assets` with an all-reduce table."""
+    """A folder of `recordings` with an all-reduce table."""
 
     @cached_property
     def spec(self) -> SweepSpec:
         """As `Landscape.spec`. Simulated acceptance was part of what a server was told: here it is the machine's."""
-        folder = ASSETS / self.recording
+        folder = RECORDINGS / self.recording
         recorded = parse_spec((folder / "spec.yaml").read_text(encoding="utf-8"), source=self.recording)
         text = (
             f"sweep: {self.name}\n"
@@ -192,13 +192,13 @@ class Replay:
 
     @cached_property
     def _read(self) -> Recording:
-        return Recording(ASSETS / self.recording, self.spec.workload.concurrency)
+        return Recording(RECORDINGS / self.recording, self.spec.workload.concurrency)
 
     def all_reduce_table(self, seed: int) -> pa.Table | None:
         """As recorded on the same host, where it was."""
         if self.table is None:
             return None
-        return pq.read_table(ASSETS / self.table / "allreduce.parquet")
+        return pq.read_table(RECORDINGS / self.table / "allreduce.parquet")
 
     def launch_s(self, configuration: Configuration) -> float:
         """Median GPU seconds of a recorded launch and stop; a replayed trace takes no time."""

@@ -13,14 +13,12 @@ import duckdb
 
 from benchmarks.record import record
 
-ASSETS = Path(__file__).parents[1] / "tests" / "assets"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
 SWEEPS = (
     "h200_kimi_mini_v1",
     "h200_kimi_mini_relaunch_v1",
     "h200_kimi_mini_pinned_v1",
     "h200_kimi_large_switch_v1",
-    "h200_kimi_large_relaunch_v1",
-    "h200_kimi_large_relaunch_other_gpu_v1",
     "h200_kimi_large_relaunch_v2",
     "h200_x2_nccl_v1",
     "h200_x2_search_v1",
@@ -30,11 +28,9 @@ CHAINS = {
     "miniature, switched, caches warm, pinned": "h200_kimi_mini_pinned_v1",
     "miniature, relaunched, caches warm": "h200_kimi_mini_relaunch_v1",
     "large, switched, pinned": "h200_kimi_large_switch_v1",
-    "large, relaunched on the same GPU, pinned": "h200_kimi_large_relaunch_v1",
-    "large, relaunched on the other GPU, pinned": "h200_kimi_large_relaunch_other_gpu_v1",
     "large, relaunched on another host, pinned": "h200_kimi_large_relaunch_v2",
 }
-"""Sweeps over steps 1, 2, 3, 5 at top-k 1; the large model's first two relaunching ones were cut before 5."""
+"""Sweeps over steps 1, 2, 3, 5 at top-k 1."""
 
 _CONFIGURATIONS = """
     select t.label as configuration, sum(b.decode_tokens) / sum(b.decode_s) as tok_s,
@@ -140,7 +136,7 @@ def _fastest_chain(sweep: str) -> str:
 def _rows(query: str, sweep: str) -> list[dict[str, Any]]:
     """Rows of a query over one recorded sweep; numbers to four decimals."""
     names_of_tables = ("trials", "blocks", "cycles", "kernels")
-    tables = {name: str(ASSETS / sweep / "tables" / name / "*.parquet") for name in names_of_tables}
+    tables = {name: str(RECORDINGS / sweep / "tables" / name / "*.parquet") for name in names_of_tables}
     used = {name: path for name, path in tables.items() if f"${name}" in query}
     result = duckdb.execute(query, used)
     names = [column[0] for column in result.description]

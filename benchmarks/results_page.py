@@ -25,11 +25,11 @@ _ABOUT = {
 the engine's own seconds are near nothing; targets stand beside.""",
     "chaos": "Trials on the stub server with a random fault each, the driver killed in between: what was kept.",
     "recorded_h200": """Measured on H200s (SGLang 0.5.17, shrunk Kimi-K2.5 backbones, random weights), reduced here
-from the recorded sweeps in `tests/assets/`; the machine in the next line only did the reducing. In pinned sweeps
+from the recorded sweeps in `recordings/`; the machine in the next line only did the reducing. In pinned sweeps
 the server simulates acceptance: cycle times are measured, rates are not. One launch or several, the winner is the
 same: no speculation with the miniature, where nothing is accepted; two steps with the large model at a pinned
-accept length of 3, whose order (2, 3, 5, 1 steps) is the same however it was launched, within 3.4 % of the switched
-ones on three GPUs of two hosts. The miniature waits for its host, so which step count drafts fastest there is
+accept length of 3. Its step counts rank 2, 3, 5, 1 both switched and launched alone on another host, with rates within
+3.6 % of the switched ones. The miniature waits for its host, so which step count drafts fastest there is
 chance. `h200_x2_nccl_v1` is one model at tensor parallel 2. `nccl_reduces` false: the traces show SGLang's own
 kernel doing every all-reduce of the target's forward, so the sets of those rows are one thing launched seven times;
 so is `misspelt`, which NCCL does not read. ll-ring's +10.4 % at 1 step over the default is more than all of the

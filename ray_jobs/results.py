@@ -57,8 +57,8 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
         text: of the spec; its fingerprint decides whose folder it is.
         must_exist: `--resume` was asked for.
 
-    Raises SpecError where the folder cannot be written, holds something else, belongs to another spec or to another
-    driver that is running.
+    Raises SpecError where the folder cannot be written, holds something else, is a packed recording, or belongs to
+    another spec or to another driver that is running.
     """
     folder = ResultsFolder(root.resolve())
     if folder.manifest.is_file():
@@ -81,6 +81,8 @@ def _resume(folder: ResultsFolder, text: str) -> OpenedResults:
             f"--results: {folder.root} holds the sweep of another spec (fingerprint {theirs}, this one has {ours}); "
             f"its spec is {folder.spec}. Take another folder, or that spec"
         )
+    if folder.is_packed:
+        raise SpecError(f"--results: {folder.root} is a packed recording, which cannot be resumed. Take another folder")
     _probe_writable(folder)
     lock = _lock(folder)
     return OpenedResults(folder=folder, sweep_id=str(manifest["sweep_id"]), resumed=True, lock=lock)

@@ -12,13 +12,17 @@ import pytest
 from sweeps.engines.base import Kind
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted(
+    path
+    for folders in ("", "deploy/", "benchmarks/", "recordings/", "recordings/*/")
+    for path in ROOT.glob(folders + "*.md")
+)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 MODULE = re.compile(r"python -m ((?:ray_jobs|analysis|benchmarks)[\w.]*)")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]+(?: [a-z][a-z-]+)*)$|`make ([a-z-]+)`", re.MULTILINE)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document: Path) -> None:
     links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
     missing = [link for link in links if not (document.parent / link).exists()]
@@ -26,7 +30,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_names_a_module(document: Path) -> None:
     modules = set(MODULE.findall(document.read_text(encoding="utf-8")))
     missing = [name for name in modules if importlib.util.find_spec(name.rstrip(".")) is None]

@@ -14,19 +14,13 @@ from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
 
-ASSETS = Path(__file__).parent / "assets"
-MEASURED = ASSETS / "h200_kimi_mini_v1"
-PINNED = ASSETS / "h200_kimi_mini_pinned_v1"
-RELAUNCHED = ASSETS / "h200_kimi_mini_relaunch_v1"
-LARGE = (
-    "h200_kimi_large_switch_v1",
-    "h200_kimi_large_relaunch_v1",
-    "h200_kimi_large_relaunch_v2",
-    "h200_kimi_large_relaunch_other_gpu_v1",
-)
-WHOLE = ("h200_kimi_large_switch_v1", "h200_kimi_large_relaunch_v2")
-TWO_GPUS = ASSETS / "h200_x2_nccl_v1"
-SEARCHED = ASSETS / "h200_x2_search_v1"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+MEASURED = RECORDINGS / "h200_kimi_mini_v1"
+PINNED = RECORDINGS / "h200_kimi_mini_pinned_v1"
+RELAUNCHED = RECORDINGS / "h200_kimi_mini_relaunch_v1"
+LARGE = ("h200_kimi_large_switch_v1", "h200_kimi_large_relaunch_v2")
+TWO_GPUS = RECORDINGS / "h200_x2_nccl_v1"
+SEARCHED = RECORDINGS / "h200_x2_search_v1"
 
 
 def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -78,7 +72,7 @@ def test_where_the_gpu_sets_the_pace_steps_rank_alike_switched_and_launched(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rates = {
-        row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(ASSETS / name, capsys)["configurations"]
+        row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(RECORDINGS / name, capsys)["configurations"]
     }
     launched_alone = {"steps 2": 439.2, "steps 3": 433.0, "steps 1": 311.9, "no speculation": 225.7}
 
@@ -89,8 +83,11 @@ def test_where_the_gpu_sets_the_pace_steps_rank_alike_switched_and_launched(
 
 def test_all_four_step_counts_rank_alike_switched_and_launched(capsys: pytest.CaptureFixture[str]) -> None:
     switched, launched = (
-        {row["configuration"].split(",")[0]: row["tok_s"] for row in verdict(ASSETS / name, capsys)["configurations"]}
-        for name in WHOLE
+        {
+            row["configuration"].split(",")[0]: row["tok_s"]
+            for row in verdict(RECORDINGS / name, capsys)["configurations"]
+        }
+        for name in LARGE
     )
 
     assert list(switched) == list(launched) == ["steps 2", "steps 3", "steps 5", "steps 1", "no speculation"]
@@ -101,12 +98,12 @@ def test_all_four_step_counts_rank_alike_switched_and_launched(capsys: pytest.Ca
 def test_a_single_gpu_has_nothing_for_nccl_to_win(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
 
-    assert main(["report", str(ASSETS / LARGE[0]), "--out", str(page)]) == 0
+    assert main(["report", str(RECORDINGS / LARGE[0]), "--out", str(page)]) == 0
     assert "Verify holds no communication" in page.read_text(encoding="utf-8")
 
 
 def test_anchors_at_no_steps_stand_around_every_step_count_of_the_switched_chain() -> None:
-    anchors = read_table(ResultsFolder(ASSETS / LARGE[0]), "anchors").to_pylist()
+    anchors = read_table(ResultsFolder(RECORDINGS / LARGE[0]), "anchors").to_pylist()
 
     assert [(row["trial_id"], row["place"]) for row in anchors] == [
         ("t0001", "before"),

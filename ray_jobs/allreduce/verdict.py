@@ -18,7 +18,7 @@ MIN_DIFFERENCE = 0.03
 """Share of the default's median below which a difference is not worth a trial."""
 MAX_LAUNCH_DIFFERENCE = 0.10
 """Share by which launches of one and the same choice were seen to differ: 9.8 %, two H200, NCCL 2.28.9
-(`tests/assets/nccl_allreduce_h200_x2`), in two modes. The least difference where a table tells its own noise poorly."""
+(`recordings/nccl_allreduce_h200_x2`), in two modes. The least difference where a table tells its own noise poorly."""
 ENOUGH_LAUNCHES = 5
 """Of one choice, to have seen both of two equally likely modes in 15 of 16 tables."""
 SHOWN_BY_CHOICE = frozenset(

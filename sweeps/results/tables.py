@@ -1,7 +1,8 @@
 """The Parquet tables of a results folder: one explicit schema each, versioned; atomic writes; reading with upgrade.
 
 This module is the whole contract between measuring (`sweeps`) and analysing (`analysis`). Rows are written in part
-files, one per trial and attempt, so that a repeated attempt replaces its own part and nothing else.
+files, one per trial and attempt, so that a repeated attempt replaces its own part and nothing else. A packed recording
+has one part per table instead, and is only read.
 """
 
 from __future__ import annotations
@@ -203,6 +204,15 @@ class ResultsFolder:
 
     def part(self, table: str, trial_id: str, attempt: int) -> Path:
         return self.root / "tables" / table / f"{trial_id}-a{attempt}.parquet"
+
+    def packed(self, table: str) -> Path:
+        """The only part of a table in a packed recording (`benchmarks.pack_recording`)."""
+        return self.root / "tables" / table / "sweep.parquet"
+
+    @property
+    def is_packed(self) -> bool:
+        """A packed recording is read, never written: parts of single trials are not found in it."""
+        return self.packed("trials").is_file()
 
     def journal(self, trial_id: str, attempt: int) -> Path:
         """What Parquet does not yet hold while a trial runs."""

@@ -65,7 +65,7 @@ def test_modules_and_specs_named_in_deployment_texts_exist() -> None:
 def test_a_job_uploads_the_code_and_not_the_history(tmp_path: Path) -> None:
     for name in (".gitignore", ".rayignore"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
-    kept = [tmp_path / "sweeps" / "specs" / "a.yaml", tmp_path / "tests" / "assets" / "recording.parquet"]
+    kept = [tmp_path / "sweeps" / "specs" / "a.yaml", tmp_path / "recordings" / "h200" / "sweep.parquet"]
     left = [tmp_path / ".git" / "pack", tmp_path / ".venv" / "lib", tmp_path / "results" / "old" / "sweep.json"]
     for path in (*kept, *left):
         path.parent.mkdir(parents=True, exist_ok=True)

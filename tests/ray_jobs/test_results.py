@@ -64,3 +64,13 @@ def test_results_of_a_job_do_not_go_into_rays_own_copy(tmp_path: Path, monkeypat
     assert not default_root(stub_spec()).is_absolute()
     monkeypatch.chdir(copy)
     assert default_root(stub_spec()).is_relative_to(Path.home() / "specsweep-results")
+
+
+def test_a_packed_recording_is_not_resumed(tmp_path: Path) -> None:
+    opened = open_results(tmp_path, stub_spec(), SPEC)
+    opened.release()
+    part = opened.folder.packed("trials")
+    part.parent.mkdir(parents=True)
+    part.touch()
+    with pytest.raises(SpecError, match="packed recording, which cannot be resumed"):
+        open_results(tmp_path, stub_spec(), SPEC, must_exist=True)

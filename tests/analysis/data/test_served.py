@@ -10,7 +10,7 @@ from analysis.data.load import load
 from analysis.data.served import corrections, served_by, with_served
 from analysis.judge.factors import FACTOR_METRICS, factors, observe
 
-RECORDED = Path(__file__).parents[2] / "assets" / "h200_x2_nccl_v1"
+RECORDED = Path(__file__).parents[3] / "recordings" / "h200_x2_nccl_v1"
 NCCL, OWN = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "{anonymous}::all_reduce_kernel"
 
 

@@ -10,7 +10,7 @@ from analysis.data.load import load
 from analysis.data.unread import unread_variables, with_twins
 from analysis.judge.factors import FACTOR_METRICS, factors, observe
 
-RECORDED = Path(__file__).parents[2] / "assets" / "h200_x2_nccl_v1"
+RECORDED = Path(__file__).parents[3] / "recordings" / "h200_x2_nccl_v1"
 
 
 def trial(trial_id: str, variables: dict[str, str], **changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, judge_sets, launch_noise, render
 
-RECORDED = Path(__file__).parents[2] / "assets/nccl_allreduce_h200_x2/allreduce.parquet"
+RECORDED = Path(__file__).parents[3] / "recordings/nccl_allreduce_h200_x2/allreduce.parquet"
 CHOICE = {"algorithm": "Ring", "protocol": "LL", "channels": 4, "transports": ["P2P/IPC"], "unread": [], "env": {}}
 
 

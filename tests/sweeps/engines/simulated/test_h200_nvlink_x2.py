@@ -21,7 +21,7 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 
-ASSETS = Path(__file__).parents[3] / "assets"
+RECORDINGS = Path(__file__).parents[4] / "recordings"
 PROFILE = read_profile("h200-nvlink-x2")
 OWN_CHOICE = ("default", "ll-ring", "misspelt", "founding-six")
 """Sets under which NCCL takes Ring LL in every all-reduce of the sweep."""
@@ -32,7 +32,7 @@ Trial = Mapping[str, Any]
 @pytest.fixture(scope="module")
 def trials() -> list[dict[str, Any]]:
     """Completed trials of the sweep, each with the means of its blocks."""
-    folder = ResultsFolder(ASSETS / "h200_x2_nccl_v1")
+    folder = ResultsFolder(RECORDINGS / "h200_x2_nccl_v1")
     blocks = read_table(folder, "blocks").to_pylist()
     found = []
     for trial in read_table(folder, "trials").to_pylist():
@@ -62,7 +62,7 @@ def cycle(num_steps: int, nccl_env: Mapping[str, str], *, custom: bool = False) 
 
 @pytest.mark.parametrize("name", ["default", "simple", "ll128", "p2p-off", "ll-ring", "Ring", "Tree"])
 def test_all_reduces_are_those_of_the_table_within_ten_percent(name: str) -> None:
-    rows = pq.read_table(ASSETS / "nccl_allreduce_h200_x2/allreduce.parquet").to_pylist()
+    rows = pq.read_table(RECORDINGS / "nccl_allreduce_h200_x2/allreduce.parquet").to_pylist()
     replayed = [row for row in rows if row["set"] == name and row["mode"] == "graph"]
     assert len(replayed) == 7
     for row in replayed:

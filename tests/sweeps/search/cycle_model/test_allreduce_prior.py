@@ -11,7 +11,7 @@ from sweeps.engines.base import KernelTime
 from sweeps.search.cycle_model.allreduce_prior import LAUNCH_NOISE, AllReducePrior, all_reduces, read_prior
 from sweeps.spec.document import SpecError
 
-RECORDED = Path(__file__).parents[3] / "assets" / "nccl_allreduce_h200_x2" / "allreduce.parquet"
+RECORDED = Path(__file__).parents[4] / "recordings" / "nccl_allreduce_h200_x2" / "allreduce.parquet"
 
 
 def row(nccl_set: str, tokens: int, us: float | None, mode: str = "graph", outcome: str = "ok") -> dict[str, object]:
