@@ -18,7 +18,6 @@ from sweeps.results.tables import ResultsFolder
 from sweeps.spec.model import EngineSpec, ResourceSpec, SweepSpec
 
 _ANSWER_WITHIN_S = 30.0
-_VIRTUAL_ENGINES = frozenset({"simulated", "replay"})
 
 
 class ClusterError(RuntimeError):
@@ -33,12 +32,11 @@ def connect(engine: EngineSpec, resources: ResourceSpec) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
         return
-    virtual = engine.kind in _VIRTUAL_ENGINES
     with _group_of_their_own():
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, int(resources.cpus) + 1),
-            num_gpus=resources.gpus if virtual else None,
+            num_gpus=resources.gpus if engine.is_virtual else None,
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=100 * 2**20,

@@ -98,7 +98,7 @@ class SweepProgress:
 
     @property
     def _prefix(self) -> str:
-        return "" if self._study.spec.engine.kind == "sglang" else "simulated "
+        return "simulated " if self._study.spec.engine.is_virtual else ""
 
     @property
     def _engine(self) -> str:

@@ -68,7 +68,7 @@ def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
     try:
         nodes = cluster.suitable_nodes(spec.resources)
         cluster.check_shared(opened.folder, nodes)
-        if spec.engine.kind == "sglang" and not spec.engine.launcher:
+        if not spec.engine.is_virtual and not spec.engine.launcher:
             cluster.check_paths(spec, nodes)
     except cluster.ClusterError as error:
         raise SpecError(str(error)) from error
@@ -122,21 +122,21 @@ def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: 
 
 def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
     """Wall time of a real engine; what the trials say they held, of a virtual one."""
-    return time.monotonic if spec.engine.kind == "sglang" else held_s
+    return held_s if spec.engine.is_virtual else time.monotonic
 
 
 def _dry_run(path: Path) -> int:
     spec, _, space, blocks = _read(path)
     SweepStudy(spec, space)
     console = Console()
-    real = spec.engine.kind == "sglang"
-    engine = None if real else open_engine(spec, ResultsFolder(default_root(spec)))
+    virtual = spec.engine.is_virtual
+    engine = open_engine(spec, ResultsFolder(default_root(spec))) if virtual else None
     print_plan(
         spec,
         space,
         estimate(spec, space, blocks, engine),
         console if console.is_terminal else Console(width=160),
-        command_of=(lambda configuration: _command(spec, space, configuration)) if real else None,
+        command_of=None if virtual else lambda configuration: _command(spec, space, configuration),
     )
     return 0
 
@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
         raise SpecError(f"SPEC: wanted a YAML file, but {path} does not exist")
     spec = read_spec(path)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
-    if spec.engine.kind != "sglang":  # an unknown machine, drafter or recording is refused here, not in every trial
+    if spec.engine.is_virtual:  # an unknown machine, drafter or recording is refused here, not in every trial
         open_engine(spec, ResultsFolder(default_root(spec)))
     return spec, path.read_text(encoding="utf-8"), Space(spec), blocks
 

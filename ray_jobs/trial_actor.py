@@ -57,7 +57,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
         self._measurement: Measurement | None = None
         self._spent: Mapping[str, float] = {}
         self._begun = False
-        if run.spec.engine.kind == "sglang":
+        if not run.spec.engine.is_virtual:
             check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
         self._held = HeldEngine(
             run.open_engine(run.spec, run.folder), not_before_s=last_end_s(run.folder, socket.gethostname())
@@ -111,7 +111,7 @@ class SweepTrainable(tune.Trainable):  # type: ignore[misc]
             checks=run.spec.checks,
             anchors=run.spec.control.in_server,
             traced=run.spec.workload.trace,
-            server=run.spec.engine if run.spec.engine.kind == "sglang" else None,
+            server=None if run.spec.engine.is_virtual else run.spec.engine,
             node=socket.gethostname(),
         )
         return Measurement(self._held, self._trial, context, attempt=self._attempt)

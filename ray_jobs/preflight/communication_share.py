@@ -31,7 +31,7 @@ def check_communication(spec: SweepSpec, blocks: Sequence[Block], out: Path) -> 
     share = communication_share(kernels) if kernels else None
     if share is None:
         return Check(name=NAME, state="skipped", detail=f"the {spec.engine.kind} engine left no kernels of verify")
-    origin = "" if spec.engine.kind == "sglang" else f"{spec.engine.kind}: "
+    origin = f"{spec.engine.kind}: " if spec.engine.is_virtual else ""
     return Check(
         name=NAME,
         state="ok",

@@ -73,7 +73,7 @@ def check_node(
         inherited: environment that a server would inherit here; this process's own where absent.
         conf_files: NCCL's configuration files.
     """
-    if spec.engine.kind != "sglang":
+    if spec.engine.is_virtual:
         word = f"the {spec.engine.kind} engine starts no server"
         return NodeReport(checks=(Check(name="server", state="skipped", detail=word),))
     inherited = os.environ if inherited is None else inherited

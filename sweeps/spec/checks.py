@@ -11,6 +11,7 @@ from typing import Any, get_args
 from sweeps.choices import choose
 from sweeps.nccl.grammar import set_problems, variable_problem
 from sweeps.spec.document import Key, Problem
+from sweeps.spec.engine_kinds import ENGINE_KINDS
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.names import DEFAULT_NCCL_SET, PINNED_LENGTH, SIMULATES_ACCEPTANCE, PrunerName, SamplerName
 
@@ -93,17 +94,18 @@ def _values(spec: SweepSpec) -> Iterator[Problem]:
 
 def _engine(spec: SweepSpec) -> Iterator[Problem]:
     engine = spec.engine
-    needed = {"simulated": "machine", "replay": "recording", "sglang": "model_path"}[engine.kind]
-    if not getattr(engine, needed):
+    needed = ENGINE_KINDS[engine.kind].required_key
+    value = getattr(engine, needed)
+    if not value:
         yield Problem(("engine", needed), f"wanted one for the {engine.kind} engine, but the key is absent")
-    if engine.kind == "replay" and engine.recording and not Path(engine.recording).is_dir():
+    elif needed == "recording" and not Path(value).is_dir():
         yield Problem(("engine", "recording"), f"wanted a results folder, but {engine.recording} is not a folder")
 
 
 def _models(spec: SweepSpec) -> Iterator[Problem]:
     """On the real engine: a local checkpoint exists; a name without a leading slash is left to the model hub."""
     engine = spec.engine
-    if engine.kind != "sglang":
+    if engine.is_virtual:
         return
     speculates = any(steps > 0 for steps in spec.search.num_steps)
     if speculates and engine.algorithm.upper() in NEEDS_DRAFTER and not spec.drafters:
@@ -170,7 +172,7 @@ def _set_in_two_places(spec: SweepSpec) -> Iterator[Problem]:
 def _missing_files(spec: SweepSpec, key: Key, variables: Mapping[str, str]) -> Iterator[Problem]:
     """NCCL passes over a topology or graph file that it cannot open."""
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
-        path = variables.get(name) if spec.engine.kind == "sglang" else None
+        path = None if spec.engine.is_virtual else variables.get(name)
         if path and Path(path).is_absolute() and not Path(path).is_file():
             yield Problem((*key, name), f"wanted a file, but {path} does not exist")
 
@@ -187,7 +189,7 @@ def _acceptance(spec: SweepSpec) -> Iterator[Problem]:
         yield Problem(("acceptance",), "`mixed` wants an engine that can pin acceptance, but a recording cannot")
     length = spec.engine.env.get(PINNED_LENGTH)
     if length is None:
-        if stated == "mixed" or (stated == "pinned" and spec.engine.kind == "sglang"):
+        if stated == "mixed" or (stated == "pinned" and not spec.engine.is_virtual):
             yield Problem(("acceptance",), f"`{stated}` wants the accept length in engine.env as {PINNED_LENGTH}")
     elif stated != "measured" and not _is_length(length):
         yield Problem(
@@ -225,7 +227,7 @@ def _workload(spec: SweepSpec) -> Iterator[Problem]:
 
 
 def _gpus(spec: SweepSpec) -> Iterator[Problem]:
-    if spec.engine.kind != "sglang" or spec.engine.args.get("device") == "cpu":
+    if not spec.engine.needs_gpus:
         return
     widest = 1
     for names in (("tp-size", "tp", "tensor-parallel-size"), ("pp-size", "pp", "pipeline-parallel-size")):

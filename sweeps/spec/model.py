@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
+from sweeps.spec.engine_kinds import ENGINE_KINDS, EngineKind
 from sweeps.spec.names import DEFAULT_NCCL_SET
 
 Scalar = bool | int | float | str
-EngineKind = Literal["simulated", "sglang", "replay"]
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
 Traced = Literal["every_trial", "every_launch", "controls", "never"]
 
@@ -85,6 +85,16 @@ class EngineSpec:
     switch_in_place: bool = True
     """Change step counts inside a live server where engine and version can; relaunch otherwise."""
     deadlines_s: Deadlines = field(default_factory=Deadlines)
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it starts no server: its numbers are computed on a clock of its own."""
+        return ENGINE_KINDS[self.kind].is_virtual
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether a trial's server runs on GPUs."""
+        return not self.is_virtual and self.args.get("device") != "cpu"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.choices import nearest
+from sweeps.engines import OPENERS
 from sweeps.spec.document import SpecError
-from sweeps.spec.model import ControlSpec, Deadlines, EngineKind, SweepSpec
+from sweeps.spec.engine_kinds import ENGINE_KINDS, EngineKind
+from sweeps.spec.model import ControlSpec, Deadlines, SweepSpec
 from sweeps.spec.reading import fingerprint, parse_spec, read_spec
 from sweeps.spec.space import Space
 
@@ -343,4 +345,7 @@ def test_nearest_offers_only_what_is_like_it() -> None:
 def test_defaults_pass_their_own_checks() -> None:
     assert spec_with(SIMULATED).engine.deadlines_s == Deadlines()
     assert spec_with(SIMULATED).control == ControlSpec()
-    assert set(get_args(EngineKind)) == {"simulated", "sglang", "replay"}
+
+
+def test_every_engine_that_a_spec_may_name_has_facts_and_can_be_opened() -> None:
+    assert set(ENGINE_KINDS) == set(OPENERS) == set(get_args(EngineKind))
