@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from sweeps.engines.base import Evidence, Grade
 from sweeps.engines.env_sources import OVERRIDES, ConfFile
 from sweeps.nccl.catalogue import CATALOGUE
-from sweeps.nccl.log import ALGORITHMS, PROTOCOLS, NcclLog, Operation, allowed
+from sweeps.nccl.grammar import ELEMENTS, enabled
+from sweeps.nccl.log import NcclLog, Operation
 
 DECODE_BYTES_AT_LEAST = 1 << 10
 """Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""
@@ -138,8 +139,8 @@ def _overridden_by(name: str, seen: str, conf_files: Sequence[ConfFile]) -> str:
 
 def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operation]) -> tuple[Grade, str, str | None]:
     """NCCL has read `name`: do its choices, transports and channels agree with it?"""
-    names = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}.get(name, ())
-    left = allowed(value, names, collective="AllReduce")
+    names = ELEMENTS.get(name, ())
+    left = enabled(name, value, function="AllReduce") if names else None
     if names and operations:
         used = {
             operation.algorithm if name == "NCCL_ALGO" else operation.protocol or "symmetric"
@@ -149,9 +150,9 @@ def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operatio
         if left is not None and not used <= left:
             return "overridden", text, "NCCL chose otherwise for the decode's all-reduces"
         return "effective", text, f"{len(operations)} decode-size all-reduce sizes"
-    if names and (enabled := log.enabled.get("AllReduce", frozenset()) & frozenset(names)):
-        text = ",".join(sorted(enabled))
-        if left is not None and not enabled <= left:
+    if names and (still_on := log.enabled.get("AllReduce", frozenset()) & frozenset(names)):
+        text = ",".join(sorted(still_on))
+        if left is not None and not still_on <= left:
             return "overridden", text, "NCCL leaves others on for all-reduces"
         return "effective", text, "left on for all-reduces; which one serves the decode was not printed"
     denied = _denied(name, value, log)

@@ -15,6 +15,7 @@ from sweeps.nccl.catalogue import CATALOGUE
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
+"""Both in the order of NCCL's own numbers, which versions before 2.24 print."""
 ELEMENTS: Mapping[str, Sequence[str]] = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}
 
 SGLANG_DEFAULTS: Mapping[str, str] = {
@@ -54,7 +55,9 @@ class ListEntry:
 def parse_list(value: str, elements: Sequence[str]) -> tuple[ListEntry, ...]:
     """Read `list[;function:list]*`; names in any case, `^` excludes. Raises NcclSetError.
 
-    Stricter than NCCL in one point: empty names and empty entries, which NCCL skips, are refused.
+    As in NCCL, a name has exactly one spelling: `NVLS_TREE`, ` ring` with a space and the number `1` are refused.
+    Stricter than NCCL in three points: NCCL skips empty names and entries, takes a name twice, and ignores what follows
+    a second colon. All three are refused here.
     """
     return tuple(_parse_entry(text, position, elements) for position, text in enumerate(value.split(";")))
 
@@ -101,6 +104,14 @@ def set_problems(variables: Mapping[str, str], *, allow_unknown: bool = False) -
     sound = {name: value for name, value in variables.items() if name not in wrong}
     yield from _range_problems(sound)
     yield from _candidate_problems(sound)
+
+
+def enabled(name: str, value: str, *, function: str) -> frozenset[str] | None:
+    """What `value` of NCCL_ALGO or NCCL_PROTO (`name`) leaves on for one function; None if NCCL refuses the value."""
+    try:
+        return _enabled(value, ELEMENTS[name])[function]
+    except NcclSetError:
+        return None
 
 
 def candidates(variables: Mapping[str, str]) -> dict[str, frozenset[tuple[str, str]]]:

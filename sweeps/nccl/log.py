@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
-PROTOCOLS = ("LL", "LL128", "Simple")
-"""Both in NCCL's own order: older versions print the number."""
+from sweeps.nccl.grammar import ALGORITHMS, FUNCTIONS, PROTOCOLS
+
 EXCERPT_BYTES = 64 * 1024
 
 
@@ -68,7 +67,7 @@ _OPERATION = re.compile(
 _SYMMETRIC = re.compile(r"^(\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+)(?: nchannels (\d+))?")
 _TRANSPORT = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+(?: pointer)?)")
 _CHANNELS = re.compile(r"(\d+) coll channels, ")
-_MATRIX_ROW = re.compile(r"^\s*(Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) \| ([\d ]+)\| ([\d ]+)$")
+_MATRIX_ROW = re.compile(rf"^\s*({'|'.join(FUNCTIONS)}) \| ([\d ]+)\| ([\d ]+)$")
 
 
 def read_nccl_log(text: str) -> NcclLog:
@@ -127,14 +126,14 @@ def _operation(body: str) -> Operation | None:
     return Operation(
         collective=found[1],
         num_bytes=int(found[2]),
-        algorithm=_spelled(found[3], ALGORITHMS),
-        protocol=_spelled(found[4], PROTOCOLS),
+        algorithm=_as_in_settings(found[3], ALGORITHMS),
+        protocol=_as_in_settings(found[4], PROTOCOLS),
         channels=int(found[6]) - int(found[5]) + 1 if found[6] else None,
     )
 
 
-def _spelled(word: str, names: tuple[str, ...]) -> str:
-    """NCCL's own spelling of a name in any case (`NVLS_TREE` too), or of its number."""
+def _as_in_settings(word: str, names: tuple[str, ...]) -> str:
+    """A name as `grammar` spells it, from how some version prints it: in capitals (`NVLS_TREE`), or as its number."""
     if word.isdigit():
         return names[int(word)] if int(word) < len(names) else word
     folded = word.replace("_", "").lower()
@@ -145,25 +144,6 @@ def _enabled(protocols: str, algorithms: str) -> frozenset[str]:
     """2 means enabled where NCCL thinks it safe (LL128)."""
     pairs = (*zip(PROTOCOLS, protocols.split(), strict=False), *zip(ALGORITHMS, algorithms.split(), strict=False))
     return frozenset(name for name, flag in pairs if flag != "0")
-
-
-def allowed(value: str, names: tuple[str, ...], *, collective: str) -> frozenset[str] | None:
-    """Which of `names` a value of NCCL_ALGO or NCCL_PROTO leaves for `collective`; None where it does not parse.
-
-    Grammar: `list[;collective:list]*`, a list is comma-separated, a leading `^` negates all of it.
-    """
-    chosen: frozenset[str] = frozenset(names)
-    for number, entry in enumerate(value.split(";")):
-        prefix, colon, words = entry.rpartition(":")
-        if not colon and number:
-            return None
-        if colon and prefix.lower() != collective.lower():
-            continue
-        listed = frozenset(_spelled(word.strip(), names) for word in words.removeprefix("^").split(","))
-        if not listed <= frozenset(names):
-            return None
-        chosen = frozenset(names) - listed if words.startswith("^") else listed
-    return chosen
 
 
 def excerpt(text: bytes) -> bytes:

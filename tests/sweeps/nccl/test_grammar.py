@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.nccl.grammar import (
+    ALGORITHMS,
     ELEMENTS,
     FUNCTIONS,
     SGLANG_DEFAULTS,
@@ -15,6 +17,7 @@ from sweeps.nccl.grammar import (
     candidates,
     canonical,
     cautions,
+    enabled,
     format_list,
     inert_at_decode,
     parse_list,
@@ -90,6 +93,67 @@ def test_lists_enable_what_nccl_would(case: tuple[str, tuple[ListEntry, ...]]) -
             chosen = {pair for pair in wanted if pair[position] in mine[-1].elements}
             wanted = wanted - chosen if mine[-1].negated else frozenset(chosen)
         assert left[function] == wanted
+
+
+def as_nccl_reads(value: str, elements: Sequence[str]) -> dict[str, set[str]] | None:
+    """A second reading of NCCL 2.30's `parseList`, split by split; None where it fails with ncclInvalidUsage.
+
+    Its `strtok` skips empty tokens, strips no blanks and takes two parts of `a:b:c`. Without any setting all is on.
+    """
+    on = {function: set(elements) for function in FUNCTIONS}
+    for position, entry in enumerate(token for token in value.split(";") if token):
+        parts = [part for part in entry.split(":") if part]
+        if not parts or (len(parts) == 1 and position > 0):
+            return None
+        prefix, names = (None, parts[0]) if len(parts) == 1 else parts[:2]
+        meant = [function for function in FUNCTIONS if prefix is None or function.lower() == prefix.lower()]
+        tokens = [token.lower() for token in names.removeprefix("^").split(",") if token]
+        known = {element.lower(): element for element in elements}
+        if not meant or not set(tokens) <= set(known):
+            return None
+        listed = {known[token] for token in tokens}
+        on |= {function: set(elements) - listed if names.startswith("^") else set(listed) for function in meant}
+    return on
+
+
+PIECES = (*ELEMENTS["NCCL_ALGO"], *ELEMENTS["NCCL_PROTO"], *FUNCTIONS, *"^,;: 1", "NVLS_TREE", "ring", "allreduce:")
+
+
+@given(variables, st.lists(st.sampled_from(PIECES), max_size=7).map("".join))
+def test_what_is_accepted_nccl_accepts_and_reads_alike(variable: str, value: str) -> None:
+    by_nccl = as_nccl_reads(value, ELEMENTS[variable])
+    for function in FUNCTIONS:
+        left = enabled(variable, value, function=function)
+        assert left is None or (by_nccl is not None and left == by_nccl[function])
+
+
+@given(lists())
+def test_every_list_that_is_written_is_read_by_nccl(case: tuple[str, tuple[ListEntry, ...]]) -> None:
+    variable, parsed = case
+    by_nccl = as_nccl_reads(format_list(parsed), ELEMENTS[variable])
+    assert by_nccl == {name: enabled(variable, format_list(parsed), function=name) for name in FUNCTIONS}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("NCCL_PROTO", "^LL128", {"LL", "Simple"}),
+        ("NCCL_PROTO", "ll,LL128,simple", {"LL", "LL128", "Simple"}),
+        ("NCCL_ALGO", "allreduce:tree", {"Tree"}),
+        ("NCCL_ALGO", "allgather:ring", set(ALGORITHMS)),
+        ("NCCL_ALGO", "ring;allreduce:tree,ring", {"Tree", "Ring"}),
+        ("NCCL_ALGO", "NVLSTree", {"NVLSTree"}),
+        ("NCCL_ALGO", "NVLS_TREE", None),
+        ("NCCL_ALGO", " ring", None),
+        ("NCCL_ALGO", "ring, tree", None),
+        ("NCCL_ALGO", "1", None),
+        ("NCCL_ALGO", "ring;tree", None),
+        ("NCCL_ALGO", "Rinng", None),
+    ],
+)
+def test_what_a_value_leaves_for_all_reduces(name: str, value: str, wanted: set[str] | None) -> None:
+    assert enabled(name, value, function="AllReduce") == wanted
+    assert (variable_problem(name, value) is None) is (wanted is not None)
 
 
 @pytest.mark.parametrize(

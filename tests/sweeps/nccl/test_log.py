@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.nccl.log import ALGORITHMS, PROTOCOLS, Operation, allowed, read_nccl_log
+from sweeps.nccl.grammar import ALGORITHMS, PROTOCOLS, enabled
+from sweeps.nccl.log import Operation, read_nccl_log
 
 RANK_0 = (Path(__file__).parents[2] / "assets" / "nccl_logs" / "rank0.log").read_text(encoding="utf-8")
 
@@ -56,32 +57,21 @@ def test_an_empty_log_claims_nothing() -> None:
     assert not log.operations
 
 
-@pytest.mark.parametrize(
-    ("value", "names", "wanted"),
-    [
-        ("LL", PROTOCOLS, {"LL"}),
-        ("^LL128", PROTOCOLS, {"LL", "Simple"}),
-        ("ll,LL128,simple", PROTOCOLS, {"LL", "LL128", "Simple"}),
-        ("allreduce:tree", ALGORITHMS, {"Tree"}),
-        ("allgather:ring", ALGORITHMS, set(ALGORITHMS)),
-        ("ring;allreduce:tree,ring", ALGORITHMS, {"Tree", "Ring"}),
-        ("NVLSTree", ALGORITHMS, {"NVLSTree"}),
-        ("ring;tree", ALGORITHMS, None),
-        ("Rinng", ALGORITHMS, None),
-    ],
-)
-def test_what_a_value_leaves(value: str, names: tuple[str, ...], wanted: set[str] | None) -> None:
-    assert allowed(value, names, collective="AllReduce") == wanted
+def printed(name: str, spelling: str) -> str:
+    """How some version prints a name."""
+    names = ALGORITHMS if name in ALGORITHMS else PROTOCOLS
+    capitals = "NVLS_TREE" if name == "NVLSTree" else name.upper()
+    return {"name": name, "capitals": capitals, "number": str(names.index(name))}[spelling]
 
 
-@given(st.sets(st.sampled_from(PROTOCOLS), min_size=1))
-def test_negation_is_the_complement(listed: set[str]) -> None:
-    text = ",".join(sorted(listed))
-    plain = allowed(text, PROTOCOLS, collective="AllReduce")
-    negated = allowed("^" + text, PROTOCOLS, collective="AllReduce")
-    assert plain == listed
-    assert plain is not None
-    assert negated == set(PROTOCOLS) - plain
+@given(st.sampled_from(ALGORITHMS), st.sampled_from(PROTOCOLS), st.sampled_from(["name", "capitals", "number"]))
+def test_whatever_a_version_prints_is_a_name_of_the_settings(algorithm: str, protocol: str, spelling: str) -> None:
+    line = f"AllReduce: 14336 Bytes -> Algo {printed(algorithm, spelling)} proto {printed(protocol, spelling)}"
+    (operation,) = read_nccl_log(f"h:1:1 [0] NCCL INFO {line}\n").operations
+
+    assert enabled("NCCL_ALGO", operation.algorithm, function="AllReduce") == {algorithm}
+    assert operation.protocol is not None
+    assert enabled("NCCL_PROTO", operation.protocol, function="AllReduce") == {protocol}
 
 
 @given(st.text())
