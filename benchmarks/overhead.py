@@ -139,7 +139,7 @@ class TimedStudy(SweepStudy):
         return trial
 
 
-class Nothing(tune.Trainable):  # type: ignore[misc]
+class Nothing(tune.Trainable):
     """A bare Tune trial: one step, no work."""
 
     def step(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def bare_tune_s(num_trials: int) -> float:
     """Median seconds between the starts of consecutive Tune trials that do nothing, actor reused."""
     starts: list[float] = []
 
-    class Starts(tune.Callback):  # type: ignore[misc]
+    class Starts(tune.Callback):
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             starts.append(time.monotonic())
 

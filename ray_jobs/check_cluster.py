@@ -121,13 +121,13 @@ def _on_cluster(spec: SweepSpec, address: str, out: Path, options: Mapping[str, 
     try:
         if not group.wait(FREE_WITHIN_S):
             return NodeReport(checks=(_none_free(spec, nodes),))
-        task = ray.remote(
+        on_node: Any = ray.remote(  # Ray's types know no keyword-only arguments
             num_cpus=spec.resources.cpus,
             num_gpus=spec.resources.gpus,
             max_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-        )(node_report)
-        node: NodeReport = ray.get(task.remote(spec, out, **options), timeout=NODE_DEADLINE_S)
+        )
+        node: NodeReport = ray.get(on_node(node_report).remote(spec, out, **options), timeout=NODE_DEADLINE_S)
     finally:
         remove_placement_group(group)
         ray.shutdown()

@@ -48,10 +48,10 @@ class BlockResult:
     all_reduce: str | None = None
 
 
-class SweepTrainable(tune.Trainable):  # type: ignore[misc]
+class SweepTrainable(tune.Trainable):
     """The actor of one node: keeps its engine between trials. One `step` is one block, or the end of a trial."""
 
-    def setup(self, config: dict[str, Any], run: SweepRun) -> None:
+    def setup(self, config: dict[str, Any], run: SweepRun) -> None:  # type: ignore[override] # by tune.with_parameters
         self._run = run
         self._held: HeldEngine | None = None
         self._measurement: Measurement | None = None

@@ -43,7 +43,7 @@ class SweepObserver(Protocol):
     def refused(self, invalid: InvalidSuggestion) -> None: ...
 
 
-class StudySearcher(Searcher):  # type: ignore[misc]
+class StudySearcher(Searcher):
     """Hands Tune the study's trials and the study Tune's endings."""
 
     def __init__(self, study: SweepStudy, run: SweepRun, observer: SweepObserver, *, max_concurrent: int) -> None:
@@ -67,7 +67,7 @@ class StudySearcher(Searcher):  # type: ignore[misc]
         self._max_concurrent = max_concurrent
         return True  # Tune's own limiter would drop the endings of trials that it did not start
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override] # FINISHED is a str
         if len(self._live) >= self._max_concurrent:
             return None
         trial = self.study.ask()
@@ -152,13 +152,13 @@ class StudySearcher(Searcher):  # type: ignore[misc]
         self.observer.refused(invalid)
 
 
-class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+class StudyScheduler(FIFOScheduler):
     """Asks the study after each block whether the trial goes on."""
 
     _supports_buffered_results = False
 
     def __init__(self, searcher: StudySearcher) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._searcher = searcher
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:

@@ -153,11 +153,12 @@ class OptunaStudy:
                 continue
             if dimension.name == "num_draft_tokens" and requested.get("eagle_topk") == 1:
                 continue
-            requested[dimension.name] = (
-                handle.suggest_categorical(dimension.name, dimension.choices)
-                if self._is_free(dimension.name)
-                else dimension.choices[0]
-            )
+            if self._is_free(dimension.name):
+                drawn = handle.suggest_categorical(dimension.name, dimension.choices)
+                assert drawn is not None  # no dimension has None among its choices
+                requested[dimension.name] = drawn
+            else:
+                requested[dimension.name] = dimension.choices[0]
         return requested
 
     def _is_free(self, name: str) -> bool:

@@ -230,8 +230,9 @@ class SweepStudy:
 
     def _certainty(self) -> float | None:
         sampler = self.study.sampler
-        certifies = isinstance(sampler, CertifyingSampler)
-        return sampler.probability_within(self.spec.study.stop_within) if certifies else None
+        if not isinstance(sampler, CertifyingSampler):
+            return None
+        return sampler.probability_within(self.spec.study.stop_within)
 
     def _withdraw(self) -> bool:
         """Search on where the winner, launched again at the end, was not what it seemed."""

@@ -27,7 +27,7 @@ from sweeps.search.observations import Observation, Observations, block_value
 from sweeps.spec.space import Configuration, Space
 
 
-class CycleModelSampler(BaseSampler):  # type: ignore[misc]
+class CycleModelSampler(BaseSampler):
     """Suggests whole configurations of the finite space.
 
     Args:
@@ -98,7 +98,7 @@ class CycleModelSampler(BaseSampler):  # type: ignore[misc]
         return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
-class CycleBoundPruner(BasePruner):  # type: ignore[misc]
+class CycleBoundPruner(BasePruner):
     """Ends a trial whose optimistic throughput stays below the incumbent's.
 
     Two tests, either is enough: the *bound* (accept length from its posterior, or at most steps + 1, over the measured
