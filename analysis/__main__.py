@@ -21,9 +21,13 @@ from analysis.show.short_form import print_short_form
 from sweeps.results.tables import TableError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0, or 2 for input that cannot be used (one line on stderr)."""
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analysis") -> int:
+    """Run one command. Returns the exit code: 0, or 2 for input that cannot be used (one line on stderr).
+
+    Args:
+        prog: the command's name in its usage.
+    """
+    options = _parser(prog).parse_args(arguments)
     try:
         if options.command == "break-even":
             return _break_even(options)
@@ -122,8 +126,8 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=140, no_color=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m analysis", description="What a sweep's results say.")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="What a sweep's results say.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write one self-contained page, and print its short form")
     report.add_argument("results", type=Path, help="a results folder")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from sweeps import SpecsweepError
+
 _DECODE = re.compile(r"Decode batch[.,:]?\s*(?P<fields>.*)$")
 _PREFILL = re.compile(r"Prefill batch\b")
 _FIELD = re.compile(r"\s*(?P<key>[^:]+):\s*(?P<value>\S+)\s*$")
@@ -20,7 +22,7 @@ _LEAST_TOK_S = 1e-3
 _MOST_UNPARSED = 0.1
 
 
-class ServerLogError(ValueError):
+class ServerLogError(SpecsweepError, ValueError):
     """A log that does not hold what was looked for, or not in a known form."""
 
 

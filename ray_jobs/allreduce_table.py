@@ -28,9 +28,10 @@ import pyarrow.parquet as pq
 from ray_jobs.allreduce.evidence import SetEvidence, collect
 from ray_jobs.allreduce.ranks import RankPlan, RankReport, run_ranks
 from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, DEFAULT_SET, plain_console, render
+from sweeps import SpecsweepError
 from sweeps.nccl.grammar import SGLANG_DEFAULTS
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.reading import read_spec
+from sweeps.spec.reading import find_spec, read_spec
 
 SCHEMA_VERSION = 1
 TOKEN_BYTES = 14336
@@ -83,7 +84,7 @@ ALLREDUCE = pa.schema(
 _VERSIONS = Path(__file__).parent / "preflight" / "server_versions.py"
 
 
-class InterpreterError(ValueError):
+class InterpreterError(SpecsweepError, ValueError):
     """The server's interpreter cannot be run."""
 
 
@@ -235,11 +236,23 @@ def _file_name(name: str) -> str:
     return name.replace("/", "_")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; 0 also where the table is skipped for want of GPUs."""
-    arguments = _arguments(argv)
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.allreduce_table") -> int:
+    """Command line. Returns 0, also if the table is skipped because GPUs are missing; 2 for unusable input.
+
+    Args:
+        prog: the command's name in its usage.
+    """
+    arguments = _arguments(argv, prog)
+    try:
+        return _measure_and_print(arguments)
+    except SpecsweepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _measure_and_print(arguments: argparse.Namespace) -> int:
     console = plain_console()
-    spec = read_spec(arguments.sets) if arguments.sets else None
+    spec = read_spec(find_spec(arguments.sets)) if arguments.sets else None
     python = shlex.split(arguments.python)
     world_size = arguments.world_size or len(server_versions(python)["gpus"])
     if world_size < 2:
@@ -265,10 +278,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m ray_jobs.allreduce_table", description="Microseconds per all-reduce by NCCL set."
-    )
+def _arguments(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description="Microseconds per all-reduce by NCCL set.")
     parser.add_argument("--sets", type=Path, help="spec whose nccl_sets are measured")
     parser.add_argument(
         "--builtin", nargs="*", choices=list(BUILTIN_SETS), help="further sets (all, where no spec is given)"

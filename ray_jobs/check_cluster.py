@@ -25,7 +25,7 @@ from ray_jobs.allreduce.verdict import plain_console, render
 from ray_jobs.preflight.node_checks import Check, NodeReport, State, check_node
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.reading import read_spec
+from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import Block, plan_blocks
 
@@ -35,9 +35,13 @@ NODE_DEADLINE_S = 1800.0
 COLOURS: Mapping[State, str] = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line. Returns 1 where a check failed."""
-    arguments = _arguments(argv)
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.check_cluster") -> int:
+    """Command line. Returns 1 if a check failed.
+
+    Args:
+        prog: the command's name in its usage.
+    """
+    arguments = _arguments(argv, prog)
     with tempfile.TemporaryDirectory(prefix="specsweep-preflight-") as scratch:
         report = preflight(arguments, (arguments.out or Path(scratch)).absolute())
     console = plain_console()
@@ -52,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def preflight(arguments: argparse.Namespace, out: Path) -> NodeReport:
     """All checks in order; those of the node only where spec and cluster are sound."""
     try:
-        spec = read_spec(arguments.spec)
-        blocks = plan_blocks(spec.workload, folder=arguments.spec.resolve().parent)
+        path = find_spec(arguments.spec)
+        spec = read_spec(path)
+        blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
         first = check_space(spec, num_blocks=len(blocks))
     except (SpecError, OSError) as error:
         return NodeReport(checks=(Check(name="spec", state="failed", detail=str(error)),))
@@ -162,9 +167,9 @@ def _document(report: NodeReport) -> dict[str, Any]:
     }
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ray_jobs.check_cluster", description="Preflight of a sweep.")
-    parser.add_argument("spec", type=Path, metavar="SPEC")
+def _arguments(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description="Preflight of a sweep.")
+    parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML, or the name of a shipped one")
     parser.add_argument(
         "--address", default=os.environ.get("RAY_ADDRESS"), help="Ray cluster; RAY_ADDRESS where absent"
     )

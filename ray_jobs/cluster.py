@@ -14,13 +14,14 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sweeps import SpecsweepError
 from sweeps.results.tables import ResultsFolder
 from sweeps.spec.model import EngineSpec, ResourceSpec, SweepSpec
 
 _ANSWER_WITHIN_S = 30.0
 
 
-class ClusterError(RuntimeError):
+class ClusterError(SpecsweepError, RuntimeError):
     """A cluster that cannot run the sweep: what was needed, and what it has."""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sweeps import __version__
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
@@ -136,4 +137,4 @@ def _probe_writable(folder: ResultsFolder) -> None:
 
 def _versions() -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in _VERSIONS_OF}
-    return {"python": platform.python_version(), **versions}
+    return {"specsweep": __version__, "python": platform.python_version(), **versions}

@@ -20,26 +20,30 @@ from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results
+from sweeps import SpecsweepError
 from sweeps.engines import open_engine
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
-from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.reading import read_spec
+from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
-    arguments = _parser().parse_args(argv)
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.run_sweep") -> int:
+    """Run the command line. Returns the exit code.
+
+    Args:
+        prog: the command's name in its usage.
+    """
+    arguments = _parser(prog).parse_args(argv)
     settle_environment()
     try:
         return _dry_run(arguments.spec) if arguments.dry_run else _run(arguments)
-    except SpecError as error:
+    except SpecsweepError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -65,13 +69,10 @@ def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
     from ray_jobs import cluster
 
     cluster.connect(spec.engine, spec.resources)
-    try:
-        nodes = cluster.suitable_nodes(spec.resources)
-        cluster.check_shared(opened.folder, nodes)
-        if not spec.engine.is_virtual and not spec.engine.launcher:
-            cluster.check_paths(spec, nodes)
-    except cluster.ClusterError as error:
-        raise SpecError(str(error)) from error
+    nodes = cluster.suitable_nodes(spec.resources)
+    cluster.check_shared(opened.folder, nodes)
+    if not spec.engine.is_virtual and not spec.engine.launcher:
+        cluster.check_paths(spec, nodes)
     if (said := cluster.waiting_for(spec.resources)) is not None:
         print(said, flush=True)
     return len(nodes)
@@ -149,8 +150,7 @@ def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Com
 
 
 def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
-    if not path.is_file():
-        raise SpecError(f"SPEC: wanted a YAML file, but {path} does not exist")
+    path = find_spec(path)
     spec = read_spec(path)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
     if spec.engine.is_virtual:  # an unknown machine, drafter or recording is refused here, not in every trial
@@ -163,9 +163,9 @@ def _interrupt(signum: int, frame: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ray_jobs.run_sweep", description="Run one sweep.")
-    parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Run one sweep.")
+    parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML, or the name of a shipped one")
     parser.add_argument("--results", type=Path, metavar="DIR", help="results folder (default: results/SWEEP-TIME)")
     parser.add_argument("--resume", action="store_true", help="insist on an existing results folder of this spec")
     parser.add_argument(

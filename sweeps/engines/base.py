@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
+from sweeps import SpecsweepError
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
@@ -41,7 +42,7 @@ TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "gpu_not_clean
 HEAD_TOKENS = 16
 
 
-class EngineError(Exception):
+class EngineError(SpecsweepError):
     """A configuration that could not be served or measured: always a row, never a lost sweep.
 
     Attributes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sweeps import SpecsweepError
 from sweeps.choices import choose, nearest
 from sweeps.nccl.catalogue import CATALOGUE
 
@@ -38,7 +39,7 @@ _ON_ONE_NODE: Mapping[str, Mapping[str, frozenset[str]]] = {
 """Protocols by function and algorithm. NVLSTree needs several nodes and PAT one GPU per node: neither is here."""
 
 
-class NcclSetError(ValueError):
+class NcclSetError(SpecsweepError, ValueError):
     """A list of NCCL_ALGO or NCCL_PROTO that NCCL refuses."""
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sweeps import SpecsweepError
+
 SCHEMA_VERSION = 1
 
 _KEYS = [
@@ -169,7 +171,7 @@ TABLES: Mapping[str, pa.Schema] = {
 }
 
 
-class TableError(ValueError):
+class TableError(SpecsweepError, ValueError):
     """A results folder or part file that is not what it should be."""
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
+from sweeps import SpecsweepError
 from sweeps.choices import choose
 
 Key = tuple[str | int, ...]
@@ -21,7 +22,7 @@ Key = tuple[str | int, ...]
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-class SpecError(ValueError):
+class SpecError(SpecsweepError, ValueError):
     """A spec that cannot be run as written. Each line names file, key, value and the choices."""
 
 

@@ -14,6 +14,26 @@ from sweeps.spec.checks import check_spec
 from sweeps.spec.document import SpecError, read_document, refuse, validation_problems
 from sweeps.spec.model import SweepSpec
 
+SHIPPED = Path(__file__).parents[1] / "specs"
+"""Specs that come with the package."""
+
+
+def find_spec(given: Path) -> Path:
+    """`given` if it is a file, else the shipped spec of that name (`founding_case`). Raises SpecError."""
+    try:
+        if given.is_file():
+            return given
+    except PermissionError as error:
+        raise SpecError(f"SPEC: {given} cannot be read: {error.strerror}") from error
+    names = [path.stem for path in sorted(SHIPPED.glob("*.yaml"))]
+    if str(given) in names:
+        return SHIPPED / f"{given}.yaml"
+    if given.exists():
+        raise SpecError(f"SPEC: wanted a YAML file, but {given} is a folder")
+    raise SpecError(
+        f"SPEC: wanted a YAML file or the name of a shipped spec ({', '.join(names)}), but {given} does not exist"
+    )
+
 
 def read_spec(path: Path) -> SweepSpec:
     """Read and check one spec file; its relative paths count from its folder. Raises SpecError."""

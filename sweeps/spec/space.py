@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
+from sweeps import SpecsweepError
 from sweeps.nccl.grammar import canonical
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import Scalar, SweepSpec
@@ -29,7 +30,7 @@ MAX_SUGGESTIONS = 200_000
 """Largest product of dimensions that is enumerated (a few seconds)."""
 
 
-class InvalidConfigurationError(ValueError):
+class InvalidConfigurationError(SpecsweepError, ValueError):
     """A suggestion that no server could run. The message carries the rule and its numbers."""
 
 

@@ -79,8 +79,9 @@ def test_a_job_uploads_the_code_and_not_the_history(tmp_path: Path) -> None:
     assert uploaded == kept
 
 
-def test_both_parts_of_the_requirements_pin_everything() -> None:
-    for name in ("requirements-light.txt", "requirements.txt", "tests/requirements.txt"):
+def test_every_part_of_the_requirements_pins_everything() -> None:
+    parts = ("light", "gpu", "analysis")
+    for name in (*(f"requirements-{part}.txt" for part in parts), "tests/requirements.txt"):
         lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text(encoding="utf-8").splitlines()]
         pins = [line for line in lines if line and not line.startswith("-r ")]
         assert pins
