@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from analysis.data.served import corrections, with_served
 from analysis.data.unread import with_twins
-from sweeps.results.tables import ACTIVITIES, ResultsFolder, TableError, read_table
+from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError, read_table
 
 _IMPOSSIBLY_SLOW_TOK_S = 1e-3
 _CLOCK_TOLERANCE = 0.02
@@ -90,15 +90,14 @@ class Results:
         return _is_mixed(self.trials)
 
 
-def load(root: Path) -> Results:
-    """Read a results folder. Raises TableError, one line, where it is missing, damaged, foreign or still empty."""
-    if not root.is_dir():
-        raise TableError(f"{root}: wanted a results folder, but there is no such folder")
-    folder = ResultsFolder(root)
+def load(root: str | Path) -> Results:
+    """Read a results folder. Raises TableError, one line, if it is missing, damaged, foreign or still empty."""
+    folder = _folder(Path(root))
     manifest = _manifest(folder)
     every = _frame(folder, "trials")
     if every.is_empty():
-        raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {root / 'tables' / 'trials'}")
+        wanted = folder.root / "tables" / "trials"
+        raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {wanted}")
     last = pl.col("attempt") == pl.col("attempt").max().over("trial_id")
     superseded = [_exclude_trial(row, "superseded", "another attempt followed") for row in _rows(every.filter(~last))]
     latest = every.filter(last)
@@ -123,7 +122,7 @@ def load(root: Path) -> Results:
         if row["status"] == "pruned"
     ]
     return Results(
-        root=root,
+        root=folder.root,
         sweep_id=str(manifest["sweep_id"]),
         engine=str(manifest["engine"]),
         target_tok_s=manifest.get("target_tok_s"),
@@ -145,6 +144,22 @@ def gpu_seconds(results: Results) -> dict[str, float]:
     """GPU seconds by activity over every attempt: wall seconds x GPUs held."""
     frame = results.all_trials
     return {name: float((frame[f"{name}_s"] * frame["num_gpus"]).sum()) for name in ACTIVITIES}
+
+
+def read_frames(root: Path) -> dict[str, pl.DataFrame]:
+    """Every table as it was recorded, by name. Raises TableError."""
+    folder = _folder(root)
+    _manifest(folder)
+    return {table: _frame(folder, table) for table in TABLES}
+
+
+def _folder(root: Path) -> ResultsFolder:
+    try:
+        if root.is_dir():
+            return ResultsFolder(root)
+    except PermissionError as error:
+        raise TableError(f"{root}: cannot be read: {error.strerror}") from error
+    raise TableError(f"{root}: wanted a results folder, but there is no such folder")
 
 
 def _manifest(folder: ResultsFolder) -> dict[str, Any]:
