@@ -8,13 +8,29 @@ RUN := $(VENV)/bin/python
 export RAY_AUTH_MODE := disabled
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: engine demo test test-engine test-engine-all lint format bench results-page chaos clean
+.PHONY: setup lock engine demo test test-engine test-engine-all lint format bench results-page chaos clean
 
-$(VENV)/.ready: requirements-light.txt tests/requirements.txt
+$(VENV)/.ready: requirements-lock.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet -r requirements-light.txt -r tests/requirements.txt
+	$(RUN) -m pip install --quiet --require-hashes -r requirements-lock.txt
+	$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
+
+setup: $(VENV)/.ready  ## the environment of everything but a real server, with the command `specsweep`
+	@echo "Ready. Next: source $(VENV)/bin/activate"
+
+LOCKED := requirements-light.txt requirements-analysis.txt tests/requirements.txt
+
+lock:  ## pin every package with its hashes (needs uv: pip install uv)
+	set -o pipefail; for version in 3.11 3.12; do \
+	  uv pip compile --quiet --no-config --generate-hashes --no-annotate --no-header --python-version $$version \
+	    --python-platform x86_64-manylinux_2_28 --index-url https://pypi.org/simple $(LOCKED) -o .lock-$$version || exit 1; \
+	done
+	cmp .lock-3.11 .lock-3.12
+	{ sed -n '/^#/p' requirements-lock.txt; cat .lock-3.11; } > .lock-new
+	mv .lock-new requirements-lock.txt
+	rm .lock-3.11 .lock-3.12
 
 # A server's environment: $(call engine_environment,FOLDER); the models lie beside it, in FOLDER/models.
 define engine_environment
@@ -38,7 +54,8 @@ engine: $(ENGINE_VENV)/.ready  ## the real SGLang for this machine's CPU, with t
 
 demo: $(VENV)/.ready  ## the founding case's sweep on the simulated engine, to a report
 	$(RUN) -m ray_jobs.run_sweep sweeps/specs/founding_case.yaml --results results/founding-case
-	$(RUN) -m analysis report results/founding-case --out results/founding-case/report.html
+	$(RUN) -m analysis report results/founding-case
+	@echo "Next: source $(VENV)/bin/activate, then specsweep --help"
 
 test: $(VENV)/.ready lint  ## format, lint, types, then the fast suite
 	$(RUN) -m pytest -m "not engine and not engine_all"
@@ -74,4 +91,4 @@ chaos: $(VENV)/.ready  ## 200 trials with a random fault each, the driver killed
 	$(RUN) -m benchmarks.chaos
 
 clean:
-	rm -rf $(VENV) $(ENGINE_VENV) $(ENGINE_VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) *.egg-info build $(ENGINE_VENV) $(ENGINE_VENV)-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,6 +31,20 @@ def test_project_and_probe_have_one_version() -> None:
     assert f"## {sweeps.__version__}" in changelog
 
 
+def test_the_lock_holds_every_pin_with_its_hashes() -> None:
+    parts = ("requirements-light.txt", "requirements-analysis.txt", "tests/requirements.txt")
+    text = "\n".join((ROOT / part).read_text(encoding="utf-8") for part in parts)
+    pins = set(re.findall(r"^([a-z0-9-]+)(?:\[[a-z,]+\])?==(\S+)", text, re.MULTILINE))
+    locked = (ROOT / "requirements-lock.txt").read_text(encoding="utf-8")
+    blocks = re.findall(
+        r"^([a-z0-9-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", locked, re.MULTILINE
+    )
+
+    assert len(pins) > 15
+    assert pins <= {(name, version) for name, version, _ in blocks}
+    assert len(blocks) == len(re.findall("==", locked))
+
+
 @pytest.mark.parametrize("words", [[], ["reprot"], ["--nonsense"]])
 def test_an_unknown_command_is_one_line_with_the_choices(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
