@@ -16,16 +16,29 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space, nccl_env
 from sweeps.spec.workload import Block
 
+ASSUMED_COLD_BOOT_S = 690.0
+"""First launch of a 1T-parameter model on 8 GPUs with its weights on local disks: an order of magnitude, not a figure.
+
+A later launch, and what the machine profiles of 8 GPUs add to the first one: 300 s until 595 GB are in the page cache,
+60 s to compile kernels.
+"""
 ASSUMED_BOOT_S = 330.0
-"""Launch of a 1T-parameter model on 8 GPUs with its weights on local disks: an order of magnitude, not a figure."""
+"""Of a later launch, with the weights in the page cache."""
 ASSUMED_TOK_S = 60.0
 """Per request: the founding case's throughput with speculation."""
 _MOST_REASONS = 6
 """More reasons than these are told by rule."""
 
 
-Command = tuple[Sequence[str], Mapping[str, str]]
-"""Words and environment of a server."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One server as it would be launched."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    """What the spec and the configuration set."""
+    step_candidates: tuple[int, ...] = ()
+    """Step counts that this server can switch between, ascending; () if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,30 +50,35 @@ class Estimate:
     num_trials: int
     """Controls and incumbents included."""
     num_launches: int
+    cold_boot_s: float
+    """Of the first launch: weights not yet in the page cache, kernels not yet compiled."""
     boot_s: float
+    """Of each later launch."""
     trial_s: float
     """Warm-up and measured blocks of one trial."""
     source: str
     """Where the seconds come from."""
 
     def gpu_hours(self, num_gpus: int) -> float:
-        return (self.num_launches * self.boot_s + self.num_trials * self.trial_s) * num_gpus / 3600
+        boots_s = self.cold_boot_s + (self.num_launches - 1) * self.boot_s
+        return (boots_s + self.num_trials * self.trial_s) * num_gpus / 3600
 
 
 def estimate(spec: SweepSpec, space: Space, blocks: Sequence[Block], engine: Engine | None) -> Estimate:
-    """Count trials and launches; seconds are tried out on an engine with a virtual clock, assumed without one."""
+    """Count trials and launches. Seconds come from an engine with a virtual clock, and are assumed without one."""
     members = space.configurations()
     num_candidates = min(len(members) * spec.study.max_replicates, spec.budget.trials or len(members) * 2**20)
     num_controls = 2 + (max(0, num_candidates - 1) // spec.control.every if spec.control.every else 0)
     num_incumbents = num_controls - 1 if spec.control.incumbent else 0
     num_keys = len({space.launch_key(member) for member in members})
     by_candidates = min(num_candidates, num_keys)
-    boot_s, trial_s, source = _tried(engine, space, blocks) if engine is not None else _assumed(blocks)
+    cold_boot_s, boot_s, trial_s, source = _tried(engine, space, blocks) if engine is not None else _assumed(blocks)
     return Estimate(
         num_configurations=len(members),
         num_invalid=len(space.invalid()),
         num_trials=num_candidates + num_controls + num_incumbents,
         num_launches=by_candidates + num_controls + num_incumbents + max(0, num_controls - 2),
+        cold_boot_s=cold_boot_s,
         boot_s=boot_s,
         trial_s=trial_s,
         source=source,
@@ -78,7 +96,7 @@ def print_plan(
     """Print the effective space, the launch commands and the estimate.
 
     Args:
-        command_of: argv and environment of a configuration's server; None for engines without a command.
+        command_of: the server that would be launched for a configuration; None for engines without a command.
     """
     console.print(_space_table(space))
     for line in (*_invalid_lines([reason for _, reason in space.invalid()]), *_nccl_lines(spec)):
@@ -87,21 +105,28 @@ def print_plan(
         console.print(f"engine {spec.engine.kind}: no server is launched")
     else:
         for launch_key, first in _first_by_launch_key(space).items():
-            argv, environment = command_of(first)
-            words = [*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(argv)]
-            console.print(f"{launch_key}: {' '.join(words)}", markup=False, highlight=False, soft_wrap=True)
+            console.print(_command_line(launch_key, command_of(first)), markup=False, highlight=False, soft_wrap=True)
     gpus = spec.resources.gpus
+    limit = spec.budget.gpu_hours
     console.print(
         f"at most {bounds.num_trials} trials (controls included) in {bounds.num_launches} launches: "
         f"{bounds.gpu_hours(gpus):.1f} GPU hours on {gpus} GPUs "
-        f"({bounds.boot_s:.0f} s per launch, {bounds.trial_s:.0f} s per trial; {bounds.source})",
+        f"({bounds.cold_boot_s:.0f} s for the first launch, {bounds.boot_s:.0f} s for each later one, "
+        f"{bounds.trial_s:.0f} s per trial; {bounds.source})"
+        + ("" if limit is None else f"; budget.gpu_hours ends the sweep at {limit:g}"),
         highlight=False,
         soft_wrap=True,
     )
 
 
+def _command_line(launch_key: str, command: Command) -> str:
+    steps = f" (steps {', '.join(map(str, command.step_candidates))} in one server)" if command.step_candidates else ""
+    variables = (f"{name}={shlex.quote(value)}" for name, value in command.environment.items())
+    return f"{launch_key}{steps}: {' '.join((*variables, shlex.join(command.words)))}"
+
+
 def _invalid_lines(reasons: Sequence[str]) -> list[str]:
-    """Each reason with its count; where there are many, each rule (the words in brackets at the end) with one of it."""
+    """Each reason with its count. If there are many: each rule (the words in brackets at the end) with one example."""
     counts = Counter(reasons)
     if len(counts) <= _MOST_REASONS:
         return [f"invalid ({count} suggestions): {reason}" for reason, count in counts.items()]
@@ -117,26 +142,29 @@ def _nccl_lines(spec: SweepSpec) -> list[str]:
     return [
         f"nccl {name}: {variable}={variables[variable]}: {head}{reason}"
         for name, variables in sets.items()
-        for head, notes in (("changes no decode: ", inert_at_decode(variables)), ("caution: ", cautions(variables)))
+        for head, notes in (("no effect on decode: ", inert_at_decode(variables)), ("caution: ", cautions(variables)))
         for variable, reason in notes.items()
     ]
 
 
-def _tried(engine: Engine, space: Space, blocks: Sequence[Block]) -> tuple[float, float, str]:
+def _tried(engine: Engine, space: Space, blocks: Sequence[Block]) -> tuple[float, float, float, str]:
+    """Seconds of the first launch (the control), of a later one, and of a trial; and where they come from."""
+    cold = engine.launch(space.control)
     configuration = space.configurations()[-1]
-    report = engine.launch(configuration, step_candidates=space.step_candidates(configuration))
+    warm = engine.launch(configuration, step_candidates=space.step_candidates(configuration))
     began_s = engine.now_s()
     for block in blocks:
         engine.run_block(block)
     trial_s = engine.now_s() - began_s
     engine.close()
-    return sum(report.boot_s.values()), trial_s, f"tried out on the engine {engine.name}: simulated, not measured"
+    boots_s = sum(cold.boot_s.values()), sum(warm.boot_s.values())
+    return *boots_s, trial_s, f"timing from the engine {engine.name}, not measured"
 
 
-def _assumed(blocks: Sequence[Block]) -> tuple[float, float, str]:
+def _assumed(blocks: Sequence[Block]) -> tuple[float, float, float, str]:
     waves = ((block, -(-len(block.prompts) // block.concurrency)) for block in blocks)
     trial_s = sum(count * block.output_tokens for block, count in waves) / ASSUMED_TOK_S
-    return ASSUMED_BOOT_S, trial_s, f"assumed: {ASSUMED_BOOT_S:.0f} s boot and {ASSUMED_TOK_S:.0f} tok/s per request"
+    return ASSUMED_COLD_BOOT_S, ASSUMED_BOOT_S, trial_s, f"assumed, with {ASSUMED_TOK_S:.0f} tok/s per request"
 
 
 def _space_table(space: Space) -> Table:

@@ -143,10 +143,12 @@ def _dry_run(path: Path) -> int:
 
 
 def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Command:
-    from sweeps.engines.command import launch_command, launch_environment
+    from sweeps.engines.sglang.launch_plan import can_switch, plan_launch
 
     steps = space.step_candidates(configuration)
-    return launch_command(spec, configuration, step_candidates=steps), launch_environment(spec, configuration)
+    steps = steps if can_switch(spec, configuration, steps) else ()
+    plan = plan_launch(spec, configuration, folder=Path("SCRATCH"), inherited={}, step_candidates=steps)
+    return Command(words=plan.command, environment=plan.requested, step_candidates=steps)
 
 
 def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:

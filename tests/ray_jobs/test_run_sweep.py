@@ -17,6 +17,7 @@ from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
 from ray_jobs.results import open_results
 from ray_jobs.run_sweep import main
 from sweeps.engines import open_engine
+from sweeps.engines.simulated.machine_profile import read_profile
 from sweeps.measure.trial import HeldEngine
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.optuna_study import open_journal
@@ -165,10 +166,32 @@ class TestDryRun:
         )
         assert main([str(spec), "--dry-run"]) == 0
         said = capsys.readouterr().out
+        assert "690 s for the first launch, 330 s for each later one" in said
         assert "NCCL_ALGO=Ring" in said
         assert "--speculative-num-steps 5" in said
         assert "pool 4 < 7" in said
         assert "assumed" in said
+
+    def test_one_server_of_several_step_counts_is_one_command(
+        self, spec: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        real = SMALL.replace("{kind: simulated, machine: rtx-pro-6000-pcie-x8}", "{kind: sglang, model_path: m}")
+        spec.write_text(real)
+        assert main([str(spec), "--dry-run"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "sglang.launch_server" in line]
+        chains = [line for line in lines if "--speculative-eagle-topk 1" in line]
+        assert len(chains) == 2  # one of each NCCL set
+        assert all("(steps 1, 2, 3, 5 in one server)" in line for line in chains)
+        assert all("--speculative-num-steps 5" in line and "--speculative-adaptive" in line for line in chains)
+
+    def test_only_the_first_launch_is_cold(self, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([str(spec), "--dry-run"]) == 0
+        profile = read_profile("rtx-pro-6000-pcie-x8").boot
+        warm_s = profile.launch_s + profile.weight_load_s + profile.capture_s
+        cold_s = warm_s + profile.cold_weight_load_s + profile.cold_capture_s
+        drafting_s = warm_s + profile.drafter_load_s + profile.drafter_capture_s
+        said = capsys.readouterr().out
+        assert f"{cold_s:.0f} s for the first launch, {drafting_s:.0f} s for each later one" in said
 
     def test_what_is_known_of_an_nccl_set_is_told_before_it_runs(
         self, spec: Path, capsys: pytest.CaptureFixture[str]
@@ -176,7 +199,7 @@ class TestDryRun:
         spec.write_text(SMALL.replace("{NCCL_ALGO: Ring}", "{NCCL_BUFFSIZE: 16777216, NCCL_P2P_LEVEL: SYS}"))
         assert main([str(spec), "--dry-run"]) == 0
         said = capsys.readouterr().out
-        assert "nccl ring: NCCL_BUFFSIZE=16777216: changes no decode: " in said
+        assert "nccl ring: NCCL_BUFFSIZE=16777216: no effect on decode: " in said
         assert "nccl ring: NCCL_P2P_LEVEL=SYS: caution: with IOMMU" in said
 
     def test_many_invalid_suggestions_are_told_by_rule(self, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
