@@ -18,6 +18,7 @@ from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.records import Outcome, PlannedTrial
+from sweeps.measure.trial import reads_none_of
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
 from sweeps.spec.space import Configuration, Space
@@ -263,4 +264,5 @@ def _measure(
         seconds=spent,
         kernels=kernels,
         all_reduce=report.all_reduce,
+        nccl_unread=reads_none_of(trial.configuration, report),
     )

@@ -46,6 +46,7 @@ class BlockResult:
     block: BlockSummary
     seconds: Mapping[str, float]
     all_reduce: str | None = None
+    nccl_unread: bool = False
 
 
 class SweepTrainable(tune.Trainable):
@@ -82,7 +83,12 @@ class SweepTrainable(tune.Trainable):
             result = self._measurement.advance()
         if isinstance(result, BlockSummary):
             seconds = self._total(self._measurement.seconds)
-            newest = BlockResult(block=result, seconds=seconds, all_reduce=self._measurement.all_reduce)
+            newest = BlockResult(
+                block=result,
+                seconds=seconds,
+                all_reduce=self._measurement.all_reduce,
+                nccl_unread=self._measurement.nccl_unread,
+            )
             return {"block": newest, "done": False}
         return {"outcome": replace(result, seconds=self._total(result.seconds)), "done": True}
 

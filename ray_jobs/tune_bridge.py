@@ -90,8 +90,14 @@ class StudySearcher(Searcher):
             record_decision(self.run.folder, trial.trial_id, decision, sweep_id=self.run.sweep_id, at_s=at_s)
         self.observer.block_done(trial, block, decision)
         if decision.prune:
-            reason, served = decision.reason, newest.all_reduce
-            self._end(trial_id, Outcome(status="pruned", reason=reason, seconds=newest.seconds, all_reduce=served))
+            pruned = Outcome(
+                status="pruned",
+                reason=decision.reason,
+                seconds=newest.seconds,
+                all_reduce=newest.all_reduce,
+                nccl_unread=newest.nccl_unread,
+            )
+            self._end(trial_id, pruned)
         return decision.prune
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:

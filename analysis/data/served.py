@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import polars as pl
 
-_REDUCES = r"(?i)all_?reduce|cross_device_reduce|one_?shot|two_?shot|multimem|lamport"
+from sweeps.results.nccl_acts import ALL_REDUCE_KERNELS, BY_NCCL, NCCL_KERNELS
 
 
 def served_by(kernels: pl.DataFrame) -> pl.DataFrame:
@@ -15,14 +15,14 @@ def served_by(kernels: pl.DataFrame) -> pl.DataFrame:
 
     Trials without a trace, or without an all-reduce in it, are left out.
     """
-    reduces = kernels.filter((pl.col("phase") == "verify") & pl.col("kernel").str.contains(_REDUCES))
-    of_nccl = pl.col("kernel").str.contains("(?i)nccl")
+    reduces = kernels.filter((pl.col("phase") == "verify") & pl.col("kernel").str.contains(ALL_REDUCE_KERNELS))
+    of_nccl = pl.col("kernel").str.contains(NCCL_KERNELS)
     most = pl.col("kernel").sort_by("calls_per_cycle", descending=True).first()
     return reduces.group_by("trial_id").agg(served=pl.when(of_nccl.any()).then(pl.lit("nccl")).otherwise(most))
 
 
 def with_served(trials: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
-    """Correct `all_reduce` where it says NCCL and the trace of the same server shows another kernel; add `served`.
+    """Correct `all_reduce` if the trace of the same server contradicts it; add `served`.
 
     Args:
         trials: with `launch`; one trial of a launch is enough to have been traced.
@@ -30,18 +30,34 @@ def with_served(trials: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
     traced = trials.join(served_by(kernels), on="trial_id", how="left").with_columns(
         served=pl.col("served").drop_nulls().first().over("launch")
     )
-    other = pl.col("served").is_not_null() & (pl.col("served") != "nccl") & (pl.col("all_reduce") == "nccl")
-    return traced.with_columns(all_reduce=pl.when(other).then(pl.lit("custom")).otherwise("all_reduce"))
+    traced_nccl, stated_nccl = pl.col("served") == "nccl", pl.col("all_reduce").is_in(list(BY_NCCL))
+    corrected = (
+        pl.when(traced_nccl & ~stated_nccl.fill_null(value=False))
+        .then(pl.lit("nccl"))
+        .when(~traced_nccl & stated_nccl.fill_null(value=True))
+        .then(pl.lit("custom"))
+        .otherwise("all_reduce")
+    )
+    return traced.with_columns(all_reduce=corrected)
 
 
 def corrections(stated: pl.DataFrame, corrected: pl.DataFrame) -> list[str]:
     """A line for the report: how many servers the trials table is wrong about, and by which kernel that was seen."""
     joined = corrected.join(stated.select("trial_id", stated="all_reduce"), on="trial_id")
     wrong = joined.filter(pl.col("stated").is_not_null() & (pl.col("stated") != pl.col("all_reduce")))
-    if wrong.is_empty():
-        return []
-    kernels = ", ".join(sorted(wrong["served"].unique()))
-    return [
-        f"in {wrong['launch'].n_unique()} servers the trace shows `{kernels}` doing the all-reduces, where the trials "
-        "table says NCCL: no NCCL setting acted on them there"
-    ]
+    lines = []
+    others = wrong.filter(pl.col("served") != "nccl")
+    if others.height:
+        kernels = ", ".join(sorted(others["served"].unique()))
+        lines.append(
+            f"in {others['launch'].n_unique()} servers the trace shows `{kernels}` doing the all-reduces, where the "
+            "trials table says NCCL: no NCCL setting acted on them there"
+        )
+    by_nccl = wrong.filter(pl.col("served") == "nccl")
+    if by_nccl.height:
+        stated_as = ", ".join(sorted(by_nccl["stated"].unique()))
+        lines.append(
+            f"in {by_nccl['launch'].n_unique()} servers the trace shows NCCL doing the all-reduces, where the trials "
+            f"table says {stated_as}: NCCL settings may have acted there"
+        )
+    return lines

@@ -12,8 +12,8 @@ from typing import Any
 
 import polars as pl
 
-NCCL_SERVED = (None, "nccl", "nccl_symmetric")
-"""Values of `all_reduce` where NCCL settings act, or may: None is not known."""
+from sweeps.results.nccl_acts import is_unread, may_act, variables_read
+
 _SAME = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "args", "env", "acceptance")
 
 
@@ -22,13 +22,13 @@ def unread_variables(trials: pl.DataFrame, evidence: pl.DataFrame) -> dict[str, 
 
     Trials without NCCL's own account of what it read are left out: nothing is known of them.
     """
-    of_nccl = evidence.filter(pl.col("setting").str.starts_with("env.NCCL_") & pl.col("read_by_nccl").is_not_null())
-    read = of_nccl.group_by("trial_id").agg(names=pl.col("setting").str.strip_prefix("env.").unique())
-    names_read = dict(read.iter_rows())
+    read: dict[str, set[str]] = {}
+    for trial_id, setting, value in evidence.select("trial_id", "setting", "read_by_nccl").iter_rows():
+        read.setdefault(trial_id, set()).update(variables_read([(setting, value)]))
     found = {}
     for trial_id, variables in trials.select("trial_id", "nccl_env").iter_rows():
-        names = tuple(sorted(name for name, _ in _settings(variables)))
-        if names and trial_id in names_read and not set(names) & set(names_read[trial_id]):
+        names = tuple(name for name, _ in _settings(variables))
+        if is_unread(names, read.get(trial_id, ())):
             found[trial_id] = names
     return found
 
@@ -38,7 +38,7 @@ def with_twins(trials: pl.DataFrame, evidence: pl.DataFrame) -> pl.DataFrame:
     unread = unread_variables(trials, evidence)
     rows = trials.select("trial_id", "configuration_id", "nccl_env", "all_reduce", *_SAME).to_dicts()
     plain = {_others(row): row["configuration_id"] for row in rows if not _settings(row["nccl_env"])}
-    idle = [row["trial_id"] in unread or row["all_reduce"] not in NCCL_SERVED for row in rows]
+    idle = [row["trial_id"] in unread or not may_act(row["all_reduce"]) for row in rows]
     twins = [
         plain.get(_others(row), row["configuration_id"]) if is_idle else row["configuration_id"]
         for row, is_idle in zip(rows, idle, strict=True)

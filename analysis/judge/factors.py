@@ -10,11 +10,12 @@ from typing import Any
 import polars as pl
 
 from analysis.data.load import Results
-from analysis.data.unread import NCCL_SERVED, unread_variables
+from analysis.data.unread import unread_variables
 from analysis.judge.anchors import server_drift
 from analysis.judge.cells import Cells, cells
 from analysis.judge.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.judge.spread import Spread, spread
+from sweeps.results.nccl_acts import may_act
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _UNSET = "unset"
@@ -281,7 +282,7 @@ def _not_exercised(results: Results, dimension: str, point: Point) -> str | None
         return None
     trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
     backends = set(trials["all_reduce"])
-    if not backends & set(NCCL_SERVED):
+    if not any(map(may_act, backends)):
         return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
     unread = unread_variables(trials, results.evidence)
     if trials.height and len(unread) == trials.height:

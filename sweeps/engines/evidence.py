@@ -14,6 +14,7 @@ from sweeps.engines.env_sources import OVERRIDES, ConfFile
 from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.nccl.grammar import ELEMENTS, enabled
 from sweeps.nccl.log import NcclLog, Operation
+from sweeps.results.nccl_acts import may_act
 
 DECODE_BYTES_AT_LEAST = 1 << 10
 """Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""
@@ -108,7 +109,7 @@ def _grade_variable(
         return replace(row, effective=seen, grade="overridden", detail=_overridden_by(name, seen, conf_files))
     if not name.startswith("NCCL_"):
         return row
-    if all_reduce not in (None, "nccl", "nccl_symmetric"):
+    if not may_act(all_reduce):
         return replace(row, grade="not_exercised", detail=f"{all_reduce} serves the decode's all-reduces, not NCCL")
     if log is None:
         return replace(row, detail="NCCL's log was not asked for")

@@ -57,6 +57,8 @@ class Outcome:
     kernels: tuple[KernelTime, ...] = ()
     all_reduce: str | None = None
     """What served the all-reduces, by the launch's evidence (`evidence.all_reduce_backend`)."""
+    nccl_unread: bool = False
+    """NCCL, by its own log, read no variable of the configuration's NCCL set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

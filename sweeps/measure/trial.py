@@ -18,8 +18,10 @@ from sweeps.measure.output_check import control_outputs, outputs_of, refuse_iner
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
+from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.tables import ResultsFolder
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
+from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
 
@@ -113,8 +115,17 @@ class Measurement:
     @property
     def all_reduce(self) -> str | None:
         """What serves the all-reduces, once the launch has told."""
-        report = None if self._relaunched is None else self._held.report
-        return None if report is None else report.all_reduce
+        return None if self._report is None else self._report.all_reduce
+
+    @property
+    def nccl_unread(self) -> bool:
+        """Whether NCCL, by its own log, read no variable of the trial's NCCL set."""
+        return self._report is not None and reads_none_of(self._trial.configuration, self._report)
+
+    @property
+    def _report(self) -> LaunchReport | None:
+        """Of this trial's launch or switch; None before it."""
+        return None if self._relaunched is None else self._held.report
 
     def advance(self) -> BlockSummary | Outcome:
         """Measure the next block (the first call also launches or switches, and warms up), or end the trial.
@@ -297,6 +308,7 @@ class Measurement:
             seconds=self._ledger.seconds,
             kernels=self._kernels,
             all_reduce=self.all_reduce,
+            nccl_unread=self.nccl_unread,
         )
         self._rows.trial.update(status=outcome.status, reason=outcome.reason, stage=outcome.stage, kind=outcome.kind)
         self._stamp()
@@ -371,6 +383,12 @@ def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
             stage="first_request",
             kind="not_effective",
         )
+
+
+def reads_none_of(configuration: Configuration, report: LaunchReport) -> bool:
+    """Whether NCCL, by the evidence of a launch, read no variable of the configuration's NCCL set."""
+    read = variables_read((each.setting, each.read_by_nccl) for each in report.evidence)
+    return is_unread(dict(configuration.nccl_env), read)
 
 
 def _is_lost(setting: Evidence) -> bool:

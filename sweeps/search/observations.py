@@ -32,6 +32,8 @@ class Observation:
     kernels: tuple[KernelTime, ...] = ()
     all_reduce: str | None = None
     """What served the all-reduces; None until the trial has ended, and where the evidence does not tell."""
+    nccl_unread: bool = False
+    """NCCL, by its own log, read no variable of the configuration's NCCL set."""
     reason: str | None = None
     kind: str | None = None
     """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
@@ -153,6 +155,7 @@ class Observations:
             seconds=dict(outcome.seconds or seen.seconds),
             kernels=outcome.kernels,
             all_reduce=outcome.all_reduce,
+            nccl_unread=outcome.nccl_unread,
         )
 
     def is_measured(self, configuration: Configuration) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import PlannedTrial, blamed
+from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.search.observations import Observation, Observations
 from sweeps.spec.space import Configuration, Space
@@ -43,10 +44,12 @@ def read_observations(folder: ResultsFolder, space: Space) -> Observations:
     rows_of_blocks = read_table(folder, "blocks").select(["trial_id", "attempt", "concurrency", *_BLOCK_FIELDS])
     blocks = _by_attempt([row for row in rows_of_blocks.to_pylist() if row["concurrency"] in deciding])
     kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
+    read = _read_by_nccl(folder)
     seconds = _seconds(rows)
     return Observations(
         replace(
-            _observation(row, known[row["configuration_id"]], space, blocks, kernels), seconds=seconds[row["trial_id"]]
+            _observation(row, known[row["configuration_id"]], space, blocks, kernels, read),
+            seconds=seconds[row["trial_id"]],
         )
         for row in sorted(trials.values(), key=lambda row: row["started_at"])
         if row["configuration_id"] in known
@@ -59,6 +62,7 @@ def _observation(
     space: Space,
     blocks: Mapping[tuple[str, int], list[dict[str, Any]]],
     kernels: Mapping[tuple[str, int], list[dict[str, Any]]],
+    read: Mapping[tuple[str, int], frozenset[str]],
 ) -> Observation:
     attempt = (row["trial_id"], row["attempt"])
     trial = PlannedTrial(
@@ -80,10 +84,21 @@ def _observation(
             KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())
         ),
         all_reduce=row["all_reduce"],
+        nccl_unread=is_unread(dict(configuration.nccl_env), read.get(attempt, frozenset())),
         reason=row["reason"],
         kind=blamed(row["kind"]),
         refused=row["status"] == "invalid",
     )
+
+
+def _read_by_nccl(folder: ResultsFolder) -> dict[tuple[str, int], frozenset[str]]:
+    """Variables that NCCL read, by trial id and attempt."""
+    columns = ["trial_id", "attempt", "setting", "read_by_nccl"]
+    by_attempt = _by_attempt(read_table(folder, "evidence").select(columns).to_pylist())
+    return {
+        attempt: variables_read((row["setting"], row["read_by_nccl"]) for row in rows)
+        for attempt, rows in by_attempt.items()
+    }
 
 
 def _seconds(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

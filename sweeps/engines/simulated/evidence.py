@@ -10,6 +10,7 @@ from sweeps.engines.env_sources import ConfFile
 from sweeps.engines.evidence import RankFacts, grade_arguments, grade_environment
 from sweeps.engines.simulated.expected_cycle import ExpectedCycle
 from sweeps.engines.simulated.machine_profile import MachineProfile
+from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.nccl.log import NcclLog, Operation
 from sweeps.spec.space import Configuration
 
@@ -118,7 +119,7 @@ def _drafter_kernels(
 def _nccl_log(
     profile: MachineProfile, configuration: Configuration, mean: ExpectedCycle, environment: Mapping[str, str]
 ) -> NcclLog:
-    read = {name: value for name, value in environment.items() if name.startswith("NCCL_")}
+    read = {name: value for name, value in environment.items() if name in CATALOGUE}
     if mean.nccl is None:
         return NcclLog(set_by_environment=read)
     operation = Operation(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
+from sweeps.results.nccl_acts import is_nccl_all_reduce
 from sweeps.search.observations import Observation
 from sweeps.spec.document import SpecError
 from sweeps.spec.names import DEFAULT_NCCL_SET
@@ -65,9 +66,7 @@ def read_prior(path: Path) -> AllReducePrior:
 def all_reduces(kernels: Iterable[KernelTime]) -> float:
     """NCCL all-reduces of one target forward, as traced: 0 where something else than NCCL serves them."""
     return sum(
-        kernel.calls_per_cycle
-        for kernel in kernels
-        if kernel.phase == "verify" and "nccl" in kernel.kernel.lower() and "allreduce" in kernel.kernel.lower()
+        kernel.calls_per_cycle for kernel in kernels if kernel.phase == "verify" and is_nccl_all_reduce(kernel.kernel)
     )
 
 

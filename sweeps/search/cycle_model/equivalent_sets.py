@@ -1,8 +1,9 @@
-"""Configurations that are one thing to the server: NCCL sets where something else than NCCL does the all-reduces.
+"""Equivalent NCCL sets: configurations that differ only in NCCL settings which do not act.
 
-Who serves them is evidence of each launch, and the same for all NCCL sets: it depends on arguments, variables and the
-machine. So one launch tells for every set with the same arguments, and the search need not launch those. What NCCL
-still does there is left out: it gathers logits, one of 50 collectives in a forward of 24 layers (two H200, traced).
+Either another kernel does the all-reduces, or NCCL reads no variable of a set (`sweeps.results.nccl_acts`). Both depend
+on server arguments, variables and the machine alone. So one launch tells for all step counts, and the search need not
+launch the same server again under another name. What NCCL still does if another kernel reduces is left out: it gathers
+logits, one of 50 collectives in a forward of 24 layers (two H200, traced).
 """
 
 from __future__ import annotations
@@ -13,50 +14,71 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.search.cycle_model.allreduce_prior import all_reduces
+from sweeps.results.nccl_acts import BY_NCCL, traced_by_nccl
 from sweeps.search.observations import Observation
+from sweeps.spec.names import DEFAULT_NCCL_SET
 from sweeps.spec.space import Configuration
-
-_BY_NCCL = frozenset({"nccl", "nccl_symmetric"})
 
 
 def where_nccl_acts(members: Sequence[Configuration], observations: Iterable[Observation]) -> NDArray[np.bool_]:
-    """Of each member whether NCCL does its all-reduces, or may, (members,)."""
-    inert = _inert(observations)
-    if not inert:
-        return np.ones(len(members), dtype=np.bool_)
-    return np.array([_settings(member) not in inert for member in members])
+    """Whether the NCCL set of each member acts, or may, (members,). The empty set counts as acting if NCCL reduces."""
+    seen = tuple(observations)
+    other_kernel, unread = _reduced_by_others(seen), _unread(seen)
+    return np.array(
+        [_settings(each) not in other_kernel and (*_settings(each), each.nccl_env) not in unread for each in members],
+        dtype=np.bool_,
+    )
 
 
 def find_stand_ins(
     members: Sequence[Configuration], nccl_acts: NDArray[np.bool_], *, failed: Collection[Configuration] = ()
 ) -> NDArray[np.int64]:
-    """Of each member the row of the one that stands for it, (members,): its own where NCCL sets act.
+    """Row of the member that is measured for each member, (members,): its own row if its NCCL set acts.
+
+    A set that does not act is measured as the default set, or as the first of its kind if the default is no member.
 
     Args:
-        failed: they stand for themselves alone.
+        failed: members that are measured for themselves alone.
     """
     if nccl_acts.all():
         return np.arange(len(members))
-    first: dict[object, int] = {}
+    first: dict[Configuration, int] = {}
+    for row, member in enumerate(members):
+        if not member.nccl_env and nccl_acts[row] and member not in failed:
+            first.setdefault(_with_default(member), row)
     rows = []
     for row, (member, acts) in enumerate(zip(members, nccl_acts.tolist(), strict=True)):
-        if acts or member in failed:
-            rows.append(row)
-        else:
-            rows.append(first.setdefault(replace(member, nccl_set="", nccl_env=()), row))
+        alone = acts or member in failed
+        rows.append(row if alone else first.setdefault(_with_default(member), row))
     return np.array(rows, dtype=np.int64)
 
 
-def _inert(observations: Iterable[Observation]) -> set[object]:
-    """Arguments and variables with which every launch that told had its all-reduces served by something else."""
-    told: dict[object, list[bool]] = {}
+def _reduced_by_others(observations: Iterable[Observation]) -> set[object]:
+    """Arguments and variables with which another kernel does the all-reduces, in every launch that tells.
+
+    Where a launch was traced, what launches without a trace state does not count.
+    """
+    stated: dict[object, list[bool]] = {}
+    traced: dict[object, list[bool]] = {}
     for seen in observations:
-        if seen.all_reduce is not None:
-            by_nccl = seen.all_reduce in _BY_NCCL or all_reduces(seen.kernels) > 0
-            told.setdefault(_settings(seen.trial.configuration), []).append(by_nccl)
-    return {settings for settings, by_nccl in told.items() if not any(by_nccl)}
+        settings = _settings(seen.trial.configuration)
+        by_nccl = traced_by_nccl(kernel.kernel for kernel in seen.kernels if kernel.phase == "verify")
+        if by_nccl is not None:
+            traced.setdefault(settings, []).append(by_nccl)
+        elif seen.all_reduce is not None:
+            stated.setdefault(settings, []).append(seen.all_reduce in BY_NCCL)
+    return {settings for settings, by_nccl in {**stated, **traced}.items() if not any(by_nccl)}
 
 
-def _settings(configuration: Configuration) -> object:
+def _unread(observations: Iterable[Observation]) -> set[object]:
+    """Arguments, variables and NCCL set of every launch in which NCCL read no variable of the set."""
+    trials = (seen.trial.configuration for seen in observations if seen.nccl_unread)
+    return {(*_settings(configuration), configuration.nccl_env) for configuration in trials}
+
+
+def _with_default(configuration: Configuration) -> Configuration:
+    return replace(configuration, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
+
+
+def _settings(configuration: Configuration) -> tuple[object, ...]:
     return (configuration.args, configuration.env)

@@ -184,9 +184,9 @@ class Estimator:
         return missed
 
     def _open(self) -> list[Configuration]:
-        """Members that may still be measured; of several that are one thing to the server the first.
+        """Members that may still be measured; of equivalent members the one that stands for them, else the first.
 
-        Those have their replicates together, except where launches are restless: there another launch tells more.
+        Equivalent members share their replicates, except if launches are restless: then another launch tells more.
         """
         model, members = self.model, self.space.configurations()
         units = np.arange(len(model.members)) if model.restless else model.stand_ins
@@ -197,7 +197,9 @@ class Estimator:
         kept[[model.row(member) for member in self._failed() & self._members]] = False
         rows = np.flatnonzero(kept[: len(members)])
         _, firsts = np.unique(model.stand_ins[rows], return_index=True)
-        return [members[row] for row in rows[np.sort(firsts)]]
+        chosen = rows[np.sort(firsts)]
+        stand_ins = model.stand_ins[chosen]
+        return [members[row] for row in np.where(np.isin(stand_ins, rows), stand_ins, chosen)]
 
     def _challenge(self) -> Configuration | None:
         """What would show that top-k and the rest of the incumbent's settings do not add up: to be run before the end.

@@ -64,6 +64,17 @@ def test_what_the_table_says_of_another_backend_stays() -> None:
     assert corrections(stated, corrected) == []
 
 
+def test_a_trace_with_nccls_all_reduce_corrects_the_table_too() -> None:
+    stated = trials(("a", "one", "custom"), ("b", "two", None), ("c", "three", "nccl_symmetric"))
+    corrected = with_served(stated, kernels(("a", "verify", NCCL), ("b", "verify", OWN), ("c", "verify", NCCL)))
+
+    assert corrected["all_reduce"].to_list() == ["nccl", "custom", "nccl_symmetric"]
+    assert corrections(stated, corrected) == [
+        "in 1 servers the trace shows NCCL doing the all-reduces, where the trials table says custom: NCCL settings "
+        "may have acted there"
+    ]
+
+
 def test_on_two_h200_nccl_settings_did_not_act_beside_the_custom_all_reduce() -> None:
     results = load(RECORDED)
     custom = {

@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sweeps.engines.base import EngineError
+import pytest
+
+from sweeps.engines.base import EngineError, Evidence
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.results.tables import ResultsFolder
@@ -30,6 +32,26 @@ def test_the_last_attempt_is_taken_and_every_attempt_is_paid(tmp_path: Path) -> 
     assert sum(seen.seconds.values()) == engine.clock_s
     assert [kernel.kind for kernel in seen.kernels] == ["communication"]
     assert seen.all_reduce == "nccl"
+
+
+@pytest.mark.parametrize(("read", "nccl_unread"), [("NCCL_CUMEM_ENABLE", True), ("NCCL_ALGO", False)])
+def test_a_set_that_nccl_did_not_read_is_known_live_and_after_a_resume(
+    read: str, tmp_path: Path, *, nccl_unread: bool
+) -> None:
+    spec = stub_spec()
+    space = Space(spec)
+    ring = next(each for each in space.configurations() if dict(each.nccl_env).keys() == {"NCCL_ALGO"})
+    evidence = Evidence(
+        rank=0, setting=f"env.{read}", requested=None, seen="0", effective="0", grade="extra", read_by_nccl="0"
+    )
+    measurement = Measurement(
+        HeldEngine(StubEngine(evidence=(evidence,))), plan(ring, space), stub_context(spec, tmp_path)
+    )
+    assert not measurement.nccl_unread, "nothing was launched"
+    while isinstance(result := measurement.advance(), BlockSummary):
+        assert measurement.nccl_unread is nccl_unread
+    (seen,) = read_observations(ResultsFolder(tmp_path), space)
+    assert result.nccl_unread is seen.nccl_unread is nccl_unread
 
 
 def test_the_search_goes_on_from_the_concurrency_that_it_decides_on(tmp_path: Path) -> None:

@@ -39,8 +39,23 @@ def member(steps: int, nccl: str, *, by_nccl: bool) -> Configuration:
 CUSTOM = member(3, "ll", by_nccl=False)
 
 
-def seen(configuration: Configuration, all_reduce: str | None, kernels: tuple[KernelTime, ...] = ()) -> Observation:
-    return Observation(trial=plan(configuration, SPACE), status="completed", all_reduce=all_reduce, kernels=kernels)
+OWN_REDUCES = replace(NCCL_REDUCES, kernel="{anonymous}::all_reduce_kernel")
+
+
+def seen(
+    configuration: Configuration,
+    all_reduce: str | None,
+    kernels: tuple[KernelTime, ...] = (),
+    *,
+    nccl_unread: bool = False,
+) -> Observation:
+    return Observation(
+        trial=plan(configuration, SPACE),
+        status="completed",
+        all_reduce=all_reduce,
+        kernels=kernels,
+        nccl_unread=nccl_unread,
+    )
 
 
 def groups(*observations: Observation, failed: frozenset[Configuration] = frozenset()) -> set[frozenset[Configuration]]:
@@ -80,6 +95,34 @@ def test_where_something_else_all_reduces_sets_are_one_thing_at_each_step_count(
 )
 def test_elsewhere_each_set_speaks_for_itself(observations: list[Observation]) -> None:
     assert groups(*observations) == ALONE
+
+
+def test_a_trace_outranks_what_launches_without_one_state() -> None:
+    traced = seen(CUSTOM, "nccl", (OWN_REDUCES,))
+    found = groups(traced, seen(member(1, "default", by_nccl=False), "nccl"))
+    assert frozenset(member(3, nccl, by_nccl=False) for nccl in ("default", "ll", "simple")) in found
+
+
+def test_a_set_that_nccl_does_not_read_is_the_default_and_no_other_is() -> None:
+    misspelt = member(3, "simple", by_nccl=True)
+    found = groups(seen(misspelt, "nccl", nccl_unread=True))
+    for steps in (1, 3):
+        assert frozenset(member(steps, nccl, by_nccl=True) for nccl in ("default", "simple")) in found
+        assert frozenset({member(steps, "ll", by_nccl=True)}) in found
+        assert {frozenset({member(steps, nccl, by_nccl=False)}) for nccl in ("default", "ll", "simple")} <= found
+
+
+def test_the_default_stands_for_an_unread_set_whatever_their_order() -> None:
+    backwards = MEMBERS[::-1]
+    told = [seen(member(3, "simple", by_nccl=True), "nccl", nccl_unread=True)]
+    rows = find_stand_ins(backwards, where_nccl_acts(backwards, told)).tolist()
+    assert backwards[rows[backwards.index(member(1, "simple", by_nccl=True))]] == member(1, "default", by_nccl=True)
+
+
+def test_an_unread_set_without_a_default_that_works_speaks_for_itself() -> None:
+    broken = member(3, "default", by_nccl=True)
+    found = groups(seen(member(1, "simple", by_nccl=True), "nccl", nccl_unread=True), failed=frozenset({broken}))
+    assert {frozenset({broken}), frozenset({member(3, "simple", by_nccl=True)})} <= found
 
 
 def test_a_set_that_failed_is_no_stand_in_and_has_none() -> None:

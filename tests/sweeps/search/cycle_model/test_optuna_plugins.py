@@ -11,13 +11,13 @@ from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.records import Outcome
 from sweeps.search.cycle_model.optuna_plugins import CycleBoundPruner, CycleModelSampler
 from sweeps.search.mixed_acceptance import acceptance_of
-from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observations, RecommendingSampler
+from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observation, Observations, RecommendingSampler
 from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import Choice
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
-from tests.sweeps.search.cycle_model.test_model import SPEC, blocks_of
+from tests.sweeps.search.cycle_model.test_model import NCCL_MS, SPEC, blocks_of
 from tests.sweeps.stub_engine import plan, stub_spec
 
 import numpy as np  # isort: skip
@@ -282,3 +282,31 @@ def test_arguments_never_launched_are_entered_with_nccl_as_it_is() -> None:
             study.tell(trial, replace(outcome, seconds={"launch": 300.0, "measure": 10.0}))
         assert len(entered) == 2
         assert set(entered.values()) == {"default"}
+
+
+@pytest.mark.parametrize("order", ["default, wrong, b, d", "wrong, default, b, d"])
+@pytest.mark.parametrize("nccl_unread", [True, False])
+def test_a_set_that_nccl_does_not_read_is_not_launched_again(order: str, *, nccl_unread: bool) -> None:
+    text = SPEC.replace("{a: {NCCL_ALGO", "{wrong: {NCCL_PORTO: LL}, a: {NCCL_ALGO")
+    text = text.replace("nccl: [default, a, b, c, d]", f"nccl: [{order}]") + "allow_unknown_nccl: true\n"
+    spec = parse_spec(text + CHOICES + "control: {every: 0, incumbent: false}\n", source="search")
+    space, rng, seconds = Space(spec), np.random.default_rng(0), {"launch": 400.0, "measure": 40.0}
+    nccl_ms = {**NCCL_MS, "wrong": -0.4}
+    misspelt = next(each for each in space.configurations() if (each.num_steps, each.nccl_set) == (7, "wrong"))
+    launched = Observation(
+        trial=replace(plan(misspelt, space), role="incumbent", number=None),
+        status="completed",
+        blocks=tuple(blocks_of(misspelt, rng, nccl_ms=nccl_ms)),
+        seconds=seconds,
+        relaunched=True,
+        all_reduce="nccl",
+        nccl_unread=nccl_unread,
+    )
+    study, asked = SweepStudy(spec, space, observations=Observations([launched])), []
+    while study.stop_reason is None and (trial := study.ask()) is not None:
+        asked.append(trial.configuration.nccl_set)
+        for block in blocks_of(trial.configuration, rng, nccl_ms=nccl_ms):
+            study.report(trial, block, seconds=seconds)
+        study.tell(trial, Outcome(status="completed", relaunched=True, seconds=seconds, all_reduce="nccl"))
+    assert ("wrong" in asked) is not nccl_unread
+    assert "default" in asked
