@@ -76,6 +76,13 @@ class World:
 
 FOUNDING_CONTROL = Arm()
 FOUNDING_EAGLE = Arm(num_steps=2, accept_length=1.80, draft_ms=0.62, verify_ms=29.01, extend_ms=0.32)
+QUIET = World(launch_sd=0.0008, cycle_sd=0.001, prompt_sd=0.03)
+STEPS = (
+    replace(FOUNDING_EAGLE, num_steps=1, accept_length=1.55, draft_ms=0.31, verify_ms=28.2),
+    FOUNDING_EAGLE,
+    replace(FOUNDING_EAGLE, num_steps=3, accept_length=1.95, draft_ms=0.93, verify_ms=29.6),
+)
+SIX = tuple(replace(arm, nccl="founding-six") for arm in (FOUNDING_CONTROL, *STEPS))
 
 
 def write_sweep(
@@ -117,7 +124,8 @@ def _write_trial(
     folder: ResultsFolder, run: Run, number: int, world: World, *, slow: float, prompts: Any, rng: Any, engine: str
 ) -> None:
     arm, started_s = run.arm, number * world.trial_s
-    keys = {"sweep_id": "s1", "trial_id": f"t{number:04d}", "attempt": 1}
+    trial_id = f"t{number:04d}"
+    keys = {"sweep_id": "s1", "trial_id": trial_id, "attempt": 1}
     count = world.num_blocks if run.num_blocks is None else run.num_blocks
     seconds = dict.fromkeys((f"{activity}_s" for activity in ACTIVITIES), 0.0)
     seconds |= {"launch_s": 20.0, "weight_load_s": 250.0 if run.relaunched else 0.0, "measure_s": 4.0 * count}
@@ -151,13 +159,13 @@ def _write_trial(
         "num_blocks": count,
         **run.columns,
     }
-    write_part(folder, "trials", [trial], trial_id=keys["trial_id"], attempt=1)
+    write_part(folder, "trials", [trial], trial_id=trial_id, attempt=1)
     if run.status in ("completed", "pruned"):
         blocks = [
             {**keys, **_block(run.arm, index, started_s + 300 + 4 * index, slow, float(prompts[index]), world, rng)}
             for index in range(count)
         ]
-        write_part(folder, "blocks", blocks, trial_id=keys["trial_id"], attempt=1)
+        write_part(folder, "blocks", blocks, trial_id=trial_id, attempt=1)
 
 
 def _block(arm: Arm, index: int, at_s: float, slow: float, prompt: float, world: World, rng: Any) -> dict[str, Any]:

@@ -1,4 +1,8 @@
+from __future__ import annotations
+
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +16,7 @@ CONTROL = Run(arm=FOUNDING_CONTROL, role="control")
 EAGLE = Run(arm=FOUNDING_EAGLE)
 
 
-def edit_blocks(root, trial_id, **changes):
+def edit_blocks(root: Path, trial_id: str, **changes: Any) -> None:
     """Change columns of a trial's first block."""
     folder = ResultsFolder(root)
     path = folder.part("blocks", trial_id, 1)
@@ -33,7 +37,9 @@ def edit_blocks(root, trial_id, **changes):
         ({"cycle_ms": -1.0}, "cycle time"),
     ],
 )
-def test_an_invalid_block_is_dropped_counted_and_explained(tmp_path, changes, reason):
+def test_an_invalid_block_is_dropped_counted_and_explained(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE], World(num_blocks=4))
     edit_blocks(root, "t0001", **changes)
     results = load(root)
@@ -43,7 +49,7 @@ def test_an_invalid_block_is_dropped_counted_and_explained(tmp_path, changes, re
     assert reason in dropped.reason
 
 
-def test_failed_invalid_and_not_effective_trials_are_excluded_with_their_reason(tmp_path):
+def test_failed_invalid_and_not_effective_trials_are_excluded_with_their_reason(tmp_path: Path) -> None:
     failed = Run(
         arm=FOUNDING_EAGLE, status="failed", columns={"kind": "gpu_oom", "stage": "capture", "reason": "no memory"}
     )
@@ -61,7 +67,7 @@ def test_failed_invalid_and_not_effective_trials_are_excluded_with_their_reason(
     assert kinds["t0003"] == ("invalid_config", "pool 4 < 7")
 
 
-def test_what_arrived_and_is_read_by_nothing_still_takes_part(tmp_path):
+def test_what_arrived_and_is_read_by_nothing_still_takes_part(tmp_path: Path) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE])
     evidence = {"rank": 0, "setting": "env.NCCL_MISSPELT", "requested": "1", "seen": "1", "grade": "not_seen"}
     keys = {"sweep_id": "s1", "trial_id": "t0001", "attempt": 1}
@@ -69,7 +75,7 @@ def test_what_arrived_and_is_read_by_nothing_still_takes_part(tmp_path):
     assert load(root).trials["trial_id"].to_list() == ["t0000", "t0001"]
 
 
-def test_only_the_last_attempt_counts_but_all_attempts_cost(tmp_path):
+def test_only_the_last_attempt_counts_but_all_attempts_cost(tmp_path: Path) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE])
     once = gpu_seconds(load(root))["weight_load"]
     folder = ResultsFolder(root)
@@ -83,7 +89,7 @@ def test_only_the_last_attempt_counts_but_all_attempts_cost(tmp_path):
     assert [each.kind for each in results.excluded] == ["superseded"]
 
 
-def test_trials_switched_in_place_share_the_launch_of_the_one_before(tmp_path):
+def test_trials_switched_in_place_share_the_launch_of_the_one_before(tmp_path: Path) -> None:
     deeper = replace(FOUNDING_EAGLE, num_steps=3)
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE, Run(arm=deeper, relaunched=False), EAGLE, CONTROL])
     launches = load(root).trials["launch"].to_list()
@@ -91,14 +97,14 @@ def test_trials_switched_in_place_share_the_launch_of_the_one_before(tmp_path):
     assert len(set(launches)) == 4
 
 
-def test_clocks_within_two_percent_of_the_controls_are_no_matter(tmp_path):
+def test_clocks_within_two_percent_of_the_controls_are_no_matter(tmp_path: Path) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE, EAGLE], World(num_blocks=1))
     for trial_id, mhz in (("t0000", 1980.0), ("t0001", 1950.0), ("t0002", 2018.0)):
         edit_blocks(root, trial_id, sm_clock_mhz=mhz)
     assert not any("SM clock" in each for each in load(root).warnings)
 
 
-def test_clocks_that_differ_and_mixed_versions_are_warned_of(tmp_path):
+def test_clocks_that_differ_and_mixed_versions_are_warned_of(tmp_path: Path) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, replace(EAGLE, columns={"engine_version": "2"})], World(num_blocks=1))
     edit_blocks(root, "t0000", sm_clock_mhz=2040.0)
     edit_blocks(root, "t0001", sm_clock_mhz=1687.0)
@@ -110,7 +116,7 @@ def test_clocks_that_differ_and_mixed_versions_are_warned_of(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["missing", "no manifest", "empty manifest", "not json", "no trial", "torn", "newer"]
 )
-def test_a_folder_that_cannot_be_read_is_one_clear_line(tmp_path, damage):
+def test_a_folder_that_cannot_be_read_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL])
     folder = ResultsFolder(root)
     part = folder.part("trials", "t0000", 1)

@@ -1,3 +1,9 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,10 +19,10 @@ from tests.analysis.synthetic import (
     Run,
     World,
     interleaved,
-    replace,
     with_effect,
     write_sweep,
 )
+from tests.certain import certain
 
 NUM_BLOCKS = 12
 CONTRAST = {"candidate": 1.0, "control": -1.0}
@@ -57,9 +63,7 @@ def sweep_of(
 
 
 def compared(made: Cells) -> Effect:
-    effect = compare(made, CONTRAST, spread(made))
-    assert effect is not None
-    return effect
+    return certain(compare(made, CONTRAST, spread(made)))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def compared(made: Cells) -> Effect:
     ],
     ids=str,
 )
-def test_the_interval_covers_the_truth_as_often_as_it_says(world):
+def test_the_interval_covers_the_truth_as_often_as_it_says(world: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(300):
@@ -83,7 +87,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(world):
     assert 0.90 <= covered / 300 <= 0.99
 
 
-def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none():
+def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none() -> None:
     rng = np.random.default_rng(2)
     null = [compared(sweep_of(rng, effect=0.0, controls=6)).verdict for _ in range(200)]
     assert sum(verdict in ("better", "worse") for verdict in null) <= 20
@@ -92,13 +96,13 @@ def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none():
     assert sum(verdict == "equivalent" for verdict in at_margin) <= 20
 
 
-def test_drift_as_large_as_the_effect_is_taken_out():
+def test_drift_as_large_as_the_effect_is_taken_out() -> None:
     rng = np.random.default_rng(3)
     naive, corrected = [], []
     for _ in range(50):
         made = sweep_of(rng, effect=0.0, drift=0.05, controls=6)
         plain = spread(made, drifts=False)
-        naive.append(compare(made, CONTRAST, plain).effect)
+        naive.append(certain(compare(made, CONTRAST, plain)).effect)
         corrected.append(compared(made).effect)
     assert np.mean(naive) > 0.015  # the candidate ran early, before the machine slowed down
     assert abs(np.mean(corrected)) < 0.003
@@ -107,45 +111,49 @@ def test_drift_as_large_as_the_effect_is_taken_out():
 @pytest.mark.parametrize(
     ("truth", "verdict"), [(-0.5, "worse"), (1.0, "better"), (-0.05, "undecided"), (0.05, "undecided")]
 )
-def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_claimed(truth, verdict):
+def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_claimed(
+    truth: float, verdict: str
+) -> None:
     effect = compared(sweep_of(np.random.default_rng(4), effect=truth, controls=1))
     assert effect.verdict == verdict
     assert effect.covers == "blocks and assumed launches"
     assert effect.assumption == "every configuration was launched once: launches are taken to differ by 8 %"
-    assert verdict != "undecided" or effect.reason.startswith(effect.assumption)
+    assert verdict != "undecided" or certain(effect.reason).startswith(effect.assumption)
     assert effect.effect == pytest.approx(truth, abs=0.03)
     half_width = (np.log1p(effect.interval[1]) - np.log1p(effect.interval[0])) / 2
     assert half_width == pytest.approx(1.96 * ASSUMED_LAUNCH_SPREAD * np.sqrt(2), rel=0.02)
 
 
 @pytest.mark.parametrize("among", [(1, 1), (5, 1)])
-def test_equivalence_is_never_claimed_on_assumed_launches(monkeypatch, among):
+def test_equivalence_is_never_claimed_on_assumed_launches(
+    monkeypatch: pytest.MonkeyPatch, among: tuple[int, int]
+) -> None:
     monkeypatch.setattr("analysis.judge.effects.ASSUMED_LAUNCH_SPREAD", 1e-6)
     made = sweep_of(np.random.default_rng(11), effect=0.0, controls=1, launch_sd=0.0, noise_sd=1e-5)
-    effect = compare(made, CONTRAST, spread(made), selected_among=among)
+    effect = certain(compare(made, CONTRAST, spread(made), selected_among=among))
     assert -MARGIN < effect.interval[0] < effect.interval[1] < MARGIN
     assert judge([effect])[0].verdict != "equivalent"
     assert effect.verdict != "equivalent"
 
 
-def test_configurations_in_one_launch_compare_without_repeats():
+def test_configurations_in_one_launch_compare_without_repeats() -> None:
     made = sweep_of(np.random.default_rng(5), effect=0.05, controls=1, launch_sd=0.0)
     together = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"launches": ("one", "one")})
-    effect = compare(together, CONTRAST, spread(together))
+    effect = certain(compare(together, CONTRAST, spread(together)))
     assert effect.verdict == "better"
     assert effect.interval[0] < 0.05 < effect.interval[1]
 
 
-def test_a_configuration_known_on_another_node_only_is_confounded():
+def test_a_configuration_known_on_another_node_only_is_confounded() -> None:
     made = sweep_of(np.random.default_rng(6), effect=0.05)
     nodes = ("a",) * 5 + ("b",)
     apart = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"nodes": nodes})
-    effect = compare(apart, CONTRAST, spread(apart))
+    effect = certain(compare(apart, CONTRAST, spread(apart)))
     assert effect.verdict == "undecided"
-    assert "node b" in effect.reason
+    assert "node b" in certain(effect.reason)
 
 
-def test_a_pruned_cell_is_compared_on_the_blocks_that_it_has():
+def test_a_pruned_cell_is_compared_on_the_blocks_that_it_has() -> None:
     rng = np.random.default_rng(7)
     made = sweep_of(rng, effect=0.0, launch_sd=0.0, noise_sd=1e-4)
     made.numerators[-1, 3:] = np.nan
@@ -155,7 +163,7 @@ def test_a_pruned_cell_is_compared_on_the_blocks_that_it_has():
     assert effect.num_blocks == 3
 
 
-def test_accept_length_and_throughput_are_ratios_of_sums(tmp_path):
+def test_accept_length_and_throughput_are_ratios_of_sums(tmp_path: Path) -> None:
     root = write_sweep(tmp_path / "r", [Run(arm=FOUNDING_CONTROL, role="control"), Run(arm=FOUNDING_EAGLE)])
     results = load(root)
     blocks = results.blocks.filter(trial_id="t0001")
@@ -165,63 +173,64 @@ def test_accept_length_and_throughput_are_ratios_of_sums(tmp_path):
     assert cells(results, "draft_ms").total(FOUNDING_CONTROL.configuration_id) is None
 
 
-def test_choosing_the_best_of_many_widens_the_end_that_it_flatters():
+def test_choosing_the_best_of_many_widens_the_end_that_it_flatters() -> None:
     made = sweep_of(np.random.default_rng(8), effect=0.0)
     alone = compared(made)
-    chosen = compare(made, CONTRAST, spread(made), selected_among=(20, 1))
+    chosen = certain(compare(made, CONTRAST, spread(made), selected_among=(20, 1)))
     assert chosen.interval[0] < alone.interval[0]
     assert chosen.interval[1] == pytest.approx(alone.interval[1])
 
 
-def test_the_best_of_many_equal_configurations_is_seldom_called_better():
+def test_the_best_of_many_equal_configurations_is_seldom_called_better() -> None:
     rng = np.random.default_rng(9)
     wrong = 0
     for _ in range(200):
         sweeps = [sweep_of(rng, effect=0.0) for _ in range(8)]
         best = max(sweeps, key=lambda made: compared(made).effect)
-        wrong += compare(best, CONTRAST, spread(best), selected_among=(8, 1)).verdict == "better"
+        wrong += certain(compare(best, CONTRAST, spread(best), selected_among=(8, 1))).verdict == "better"
     assert wrong <= 15
 
 
-def test_a_level_is_ranked_by_what_drift_leaves():
+def test_a_level_is_ranked_by_what_drift_leaves() -> None:
     made = sweep_of(np.random.default_rng(10), effect=0.0, drift=0.2, launch_sd=0.0, noise_sd=1e-4, controls=6)
     learnt = spread(made)
-    reached = [level(made, key, learnt) for key in ("control", "candidate")]
+    reached = [certain(level(made, key, learnt)) for key in ("control", "candidate")]
     assert reached[1].value > reached[0].value * 1.02
     assert reached[1].corrected == pytest.approx(reached[0].corrected, rel=0.005)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), max_size=12))
-def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float | None]) -> None:
     adjusted = holm(p_values)
-    pairs = [(p, q) for p, q in zip(p_values, adjusted, strict=True) if p is not None]
+    pairs = [(p, q) for p, q in zip(p_values, adjusted, strict=True) if p is not None and q is not None]
     assert [q is None for q in adjusted] == [p is None for p in p_values]
     assert all(p <= q <= 1.0 for p, q in pairs)
     ordered = [q for _, q in sorted(pairs)]
     assert ordered == sorted(ordered)
 
 
-def test_holm_by_hand():
+def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-def test_a_family_claims_less_than_its_members():
+def test_a_family_claims_less_than_its_members() -> None:
     rng = np.random.default_rng(11)
     borderline = next(
         effect
         for effect in (compared(sweep_of(rng, effect=0.012)) for _ in range(500))
-        if effect.verdict == "better" and 0.02 < effect.p_difference < 0.05
+        if effect.verdict == "better" and 0.02 < certain(effect.p_difference) < 0.05
     )
     together = judge([borderline] * 10)
     assert {effect.verdict for effect in together} == {"undecided"}
-    assert "Holm over 10" in together[0].reason
+    assert "Holm over 10" in certain(together[0].reason)
 
 
-def test_written_sweeps_agree_with_the_truth(tmp_path):
+def test_written_sweeps_agree_with_the_truth(tmp_path: Path) -> None:
     faster = with_effect(FOUNDING_CONTROL, 0.02)
     runs = interleaved([FOUNDING_EAGLE, faster, replace(FOUNDING_EAGLE, num_steps=3)], every=1)
     results = load(write_sweep(tmp_path / "r", runs, World(launch_sd=0.001, drift_per_trial=0.004)))
     made = cells(results, "tok_s")
-    effect = compare(made, {faster.configuration_id: 1.0, FOUNDING_CONTROL.configuration_id: -1.0}, spread(made))
+    contrast = {faster.configuration_id: 1.0, FOUNDING_CONTROL.configuration_id: -1.0}
+    effect = certain(compare(made, contrast, spread(made)))
     assert effect.verdict == "better"
     assert effect.effect == pytest.approx(0.02, abs=0.005)
