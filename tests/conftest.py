@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Modules of assertions that are no test modules.
+pytest.register_assert_rewrite("tests.sweeps.engines.contract")
+
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")

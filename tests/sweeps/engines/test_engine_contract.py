@@ -1,255 +1,97 @@
-"""What every engine must do, over the simulated one, the real one on the stub server, and the real one on the CPU."""
+"""The contract over every engine: simulated, replay, the real code before a stub server, the real server on the CPU."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.compute as pc
 import pytest
 
-from sweeps.engines.base import Engine
 from sweeps.engines.process.guard import reap_leases
+from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
-from sweeps.engines.summary import summarise
-from sweeps.results.tables import CYCLE_COLUMNS
-from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
+from sweeps.results.tables import ResultsFolder
+from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SweepSpec
 from sweeps.spec.reading import read_spec
-from sweeps.spec.space import Configuration, Space
-from sweeps.spec.workload import Block, plan_blocks
+from sweeps.spec.space import Space
+from tests.sweeps.engines.contract import SPEC, Bench, EngineContract, opened
+from tests.sweeps.engines.recorded import record_sweep
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "stub_server.py"
-SPEC = SweepSpec(
-    sweep="contract",
-    engine=EngineSpec(kind="simulated", machine="rtx-pro-6000-pcie-x8"),
-    search=SearchSpec(num_steps=(0, 1, 3), nccl=("default", "ll")),
-    nccl_sets={"ll": {"NCCL_PROTO": "LL"}},
-    drafters={"founding": "founding"},
-    workload=WorkloadSpec(prompt_tokens=8, output_tokens=24, blocks=2, warmup_blocks=1),
-)
 
 
-@dataclass(slots=True)
-class Bench:
-    """One engine under test and its sweep."""
+class TestSimulated(EngineContract):
+    @pytest.fixture
+    def bench(self) -> Iterator[Bench]:
+        with opened(SPEC, SimulatedEngine) as bench:
+            yield bench
 
-    spec: SweepSpec
-    engine: Engine
 
-    @property
-    def space(self) -> Space:
-        return Space(self.spec)
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> SweepSpec:
+    """Every configuration, recorded from the simulated engine; one block each, so that replay draws that block."""
+    spec = replace(SPEC, workload=replace(SPEC.workload, blocks=1))
+    folder = ResultsFolder(tmp_path_factory.mktemp("recording"))
+    by_set = sorted(Space(spec).configurations(), key=lambda each: (each.nccl_set, each.num_steps))
+    record_sweep(SimulatedEngine(spec), spec, folder, by_set)  # the server of a set is switched between step counts
+    return replace(spec, engine=EngineSpec(kind="replay", recording=str(folder.root)))
 
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return plan_blocks(self.spec.workload, folder=Path())
 
-    def configuration(self, num_steps: int, nccl: str = "default") -> Configuration:
-        return next(
-            each for each in self.space.configurations() if (each.num_steps, each.nccl_set) == (num_steps, nccl)
+class TestReplay(EngineContract):
+    @pytest.fixture
+    def bench(self, recording: SweepSpec) -> Iterator[Bench]:
+        with opened(recording, ReplayEngine) as bench:
+            yield bench
+
+    def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(self, bench: Bench) -> None:
+        """Replay has no anchors: those of a recording belong to its own servers' drift."""
+        bench.engine.launch(bench.configuration(3), step_candidates=(0, 1, 3))
+        assert bench.engine.run_anchor(bench.blocks[-1]) is None
+        assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
+
+    def test_only_a_pinned_launch_simulates_acceptance_and_it_is_never_switched_into(self, bench: Bench) -> None:
+        pytest.skip("a recording cannot pin acceptance: a spec that asks for both is refused")
+
+
+class TestStub(EngineContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Iterator[Bench]:
+        limits = Deadlines(load=20, nccl_init=20, capture=20, draft_init=20, first_request=20, block=20, stop=30)
+        engine = EngineSpec(
+            kind="sglang",
+            launcher=(sys.executable, "-I", "-S", str(STUB)),
+            model_path="stub",
+            args={"tp-size": 2},
+            env={"STUB_TIMER": "cuda_event"},
+            deadlines_s=limits,
         )
-
-    def launch(self, num_steps: int, nccl: str = "default"):
-        configuration = self.configuration(num_steps, nccl)
-        return self.engine.launch(configuration, step_candidates=self.space.step_candidates(configuration))
+        with served(replace(SPEC, engine=engine, resources=ResourceSpec(gpus=2)), tmp_path) as bench:
+            yield bench
 
 
-def simulated(folder: Path) -> Bench:
-    return Bench(SPEC, SimulatedEngine(SPEC))
+@pytest.mark.engine
+class TestCpu(EngineContract):
+    @pytest.fixture
+    def bench(self, tmp_path: Path) -> Iterator[Bench]:
+        """The real server with the tiny model."""
+        tiny = read_spec(ROOT / "sweeps" / "specs" / "tiny_cpu.yaml")
+        if not (ROOT / str(tiny.engine.python)).exists():
+            pytest.skip(f"no {tiny.engine.python}: `make engine` builds it")
+        workload = replace(SPEC.workload, vocabulary=tiny.workload.vocabulary)
+        with served(replace(tiny, search=SPEC.search, nccl_sets=SPEC.nccl_sets, workload=workload), tmp_path) as bench:
+            yield bench
 
 
-def stub(folder: Path) -> Bench:
-    engine = EngineSpec(
-        kind="sglang",
-        launcher=(sys.executable, "-I", "-S", str(STUB)),
-        model_path="stub",
-        args={"tp-size": 2},
-        env={"STUB_TIMER": "cuda_event"},
-        deadlines_s=Deadlines(load=20, nccl_init=20, capture=20, draft_init=20, first_request=20, block=20, stop=30),
-    )
-    spec = replace(SPEC, engine=engine, resources=ResourceSpec(gpus=2))
-    return Bench(spec, SGLangEngine(spec, logs=folder / "logs", node_folder=folder / "node"))
-
-
-def cpu(folder: Path) -> Bench:
-    """The real server with the tiny model."""
-    tiny = read_spec(ROOT / "sweeps" / "specs" / "tiny_cpu.yaml")
-    if not (ROOT / str(tiny.engine.python)).exists():
-        pytest.skip(f"no {tiny.engine.python}: `make engine` builds it")
-    workload = replace(SPEC.workload, vocabulary=tiny.workload.vocabulary)
-    spec = replace(tiny, search=SPEC.search, nccl_sets=SPEC.nccl_sets, workload=workload)
-    return Bench(spec, SGLangEngine(spec, logs=folder / "logs", node_folder=folder / "node"))
-
-
-ENGINES: dict[str, Callable[[Path], Bench]] = {"simulated": simulated, "stub": stub, "cpu": cpu}
-
-
-@pytest.fixture(params=["simulated", "stub", pytest.param("cpu", marks=pytest.mark.engine)])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    found = ENGINES[request.param](tmp_path)
-    yield found
-    found.engine.close()
-    assert reap_leases(tmp_path / "node" / "leases").killed == ()
-    assert not list((tmp_path / "node" / "leases").glob("*"))
-
-
-def test_a_launch_reports_itself(bench: Bench) -> None:
-    before = bench.engine.now_s()
-    report = bench.launch(3, "ll")
-    assert set(report.boot_s) <= {"launch", "weight_load", "capture"}
-    assert 0 < sum(report.boot_s.values()) <= bench.engine.now_s() - before + 1e-6
-    assert report.num_gpus == bench.spec.resources.gpus
-    assert report.version
-    assert report.machine
-    assert "--speculative-num-steps" in report.command
-    assert report.environment["NCCL_PROTO"] == "LL"
-    assert report.effective["num_steps"] == "3"
-
-
-def test_every_request_has_evidence_from_every_rank(bench: Bench) -> None:
-    report = bench.launch(3, "ll")
-    ranks = {row.rank for row in report.evidence}
-    for rank in ranks:
-        own = {row.setting: row for row in report.evidence if row.rank == rank}
-        assert own["env.NCCL_PROTO"].requested == "LL"
-        assert own["env.NCCL_PROTO"].seen == "LL"
-    lost = [row for row in report.evidence if row.requested is not None and row.grade in ("not_seen", "overridden")]
-    assert lost == []
-
-
-def test_a_block_is_complete_and_its_times_agree(bench: Bench) -> None:
-    bench.launch(3)
-    before = bench.engine.now_s()
-    block = bench.blocks[-1]
-    record = bench.engine.run_block(block)
-    assert before <= record.started_s
-    assert record.started_s + record.wall_s <= bench.engine.now_s()
-    assert 0 < record.decode_s <= record.wall_s
-    assert [request.prompt_id for request in record.requests] == [prompt.prompt_id for prompt in block.prompts]
-    assert all(request.output_tokens == block.output_tokens for request in record.requests)
-    assert 0 < record.decode_tokens <= sum(request.output_tokens for request in record.requests)
-
-
-def test_cycles_have_the_schema_and_their_phases_sum_up(bench: Bench) -> None:
-    bench.launch(3)
-    record = bench.engine.run_block(bench.blocks[-1])
-    cycles = record.cycles
-    assert cycles.schema.equals(CYCLE_COLUMNS)
-    assert set(cycles["num_steps"].to_pylist()) == {3}
-    for row in cycles.to_pylist():
-        phases = row["draft_ms"] + row["verify_ms"] + row["extend_ms"] + row["gap_ms"]
-        assert phases == pytest.approx(row["cycle_ms"], rel=1e-6)
-        assert row["verify_forward_ms"] <= row["verify_ms"]
-        assert 1 <= row["tokens"] <= 4
-    own = cycles.filter(pc.equal(cycles["rank"], 0))
-    assert record.decode_tokens <= sum(own["tokens"].to_pylist()) <= record.decode_tokens + 3  # the last one is cut
-    summary = summarise(record, block_index=0)
-    assert summary.accept_length is not None
-    assert 1 <= summary.accept_length <= 4
-    assert summary.tok_s > 0
-
-
-def test_without_speculation_there_is_no_verify(bench: Bench) -> None:
-    report = bench.launch(0)
-    assert "--speculative-num-steps" not in report.command
-    record = bench.engine.run_block(bench.blocks[-1])
-    assert set(record.cycles["num_steps"].to_pylist()) == {0}
-    assert record.cycles["verify_ms"].null_count == record.cycles.num_rows
-    assert record.cycles["verify_forward_ms"].null_count == 0
-    assert summarise(record, block_index=0).accept_length is None
-
-
-def test_greedy_output_does_not_depend_on_the_configuration(bench: Bench) -> None:
-    hashes = set()
-    for num_steps in (0, 3):
-        bench.launch(num_steps)
-        hashes |= {tuple(request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests)}
-    assert len(hashes) == 1
-
-
-def test_a_switch_in_place_changes_the_cycles_and_nothing_else(bench: Bench) -> None:
-    bench.launch(3, "ll")
-    hashes = [request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests]
-    report = bench.engine.switch(bench.configuration(1, "ll"))
-    assert report is not None
-    assert sum(report.boot_s.values()) == 0
-    assert report.effective["num_steps"] == "1"
-    record = bench.engine.run_block(bench.blocks[-1])
-    assert set(record.cycles["num_steps"].to_pylist()) == {1}
-    assert [request.output_hash for request in record.requests] == hashes
-
-
-def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(bench: Bench) -> None:
-    bench.launch(3)
-    assert bench.engine.run_anchor(bench.blocks[0]) is None, "0 was no candidate of the launch"
-    bench.engine.launch(bench.configuration(3), step_candidates=(0, 1, 3))
-    hashes = [request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests]
-    anchor = bench.engine.run_anchor(bench.blocks[-1])
-    assert anchor is not None
-    assert set(anchor.cycles["num_steps"].to_pylist()) == {0}
-    own = anchor.cycles.filter(pc.equal(anchor.cycles["rank"], 0))
-    assert set(own["tokens"].to_pylist()) == {1}
-    assert [request.output_hash for request in anchor.requests] == hashes
-    assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
-
-
-def test_only_a_pinned_launch_simulates_acceptance_and_it_is_never_switched_into(bench: Bench, tmp_path: Path) -> None:
-    env = {**bench.spec.engine.env, "SGLANG_SIMULATE_ACC_LEN": "2"}
-    spec = replace(bench.spec, acceptance="mixed", engine=replace(bench.spec.engine, env=env))
-    mixed = Bench(spec, bench.engine.__class__(spec, **_folders(bench, tmp_path)))
-    three, block = mixed.configuration(3), mixed.blocks[-1]
-    try:
-        report = mixed.engine.launch(replace(three, pinned=True), step_candidates=(1, 3))
-        assert report.environment["SGLANG_SIMULATE_ACC_LEN"] == "2"
-        seen = [row for row in report.evidence if row.setting == "env.SGLANG_SIMULATE_ACC_LEN"]
-        assert {row.seen for row in seen} <= {"2"}
-        record = mixed.engine.run_block(block)
-        assert summarise(record, block_index=0).accept_length == pytest.approx(2.0)
-        assert mixed.engine.switch(mixed.configuration(1)) is None
-        assert mixed.engine.switch(replace(mixed.configuration(1), pinned=True)) is not None
-        report = mixed.launch(3)
-        assert "SGLANG_SIMULATE_ACC_LEN" not in report.environment
-        assert not [row for row in report.evidence if row.setting == "env.SGLANG_SIMULATE_ACC_LEN"]
-        assert set(mixed.engine.run_block(block).cycles["tokens"].to_pylist()) != {2}
-    finally:
-        mixed.engine.close()
-
-
-def _folders(bench: Bench, tmp_path: Path) -> dict[str, Path]:
-    return {"logs": tmp_path / "logs", "node_folder": tmp_path / "node"} if bench.engine.name == "sglang" else {}
-
-
-def test_what_needs_a_launch_is_not_switched_and_the_server_goes_on(bench: Bench) -> None:
-    bench.launch(3)
-    for other in (bench.configuration(3, "ll"), bench.configuration(0)):
-        assert bench.engine.switch(other) is None
-    record = bench.engine.run_block(bench.blocks[-1])
-    assert set(record.cycles["num_steps"].to_pylist()) == {3}
-
-
-def test_a_launch_replaces_the_server(bench: Bench) -> None:
-    bench.launch(3)
-    bench.launch(0)
-    assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {0}
-
-
-def test_close_is_idempotent_and_a_launch_may_follow(bench: Bench) -> None:
-    assert bench.engine.close() == 0.0
-    bench.launch(1)
-    assert bench.engine.close() >= 0.0
-    assert bench.engine.close() == 0.0
-    bench.launch(1)
-    assert bench.engine.run_block(bench.blocks[-1]).cycles.num_rows > 0
-
-
-def test_a_trace_is_absent_or_positive(bench: Bench) -> None:
-    bench.launch(3)
-    rows = bench.engine.trace(bench.blocks[-1])
-    if rows is not None:
-        assert {row.phase for row in rows} >= {"draft", "verify", "extend"}
-        assert all(row.us_per_cycle > 0 and row.calls_per_cycle > 0 for row in rows)
-    assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
+@contextmanager
+def served(spec: SweepSpec, folder: Path) -> Iterator[Bench]:
+    """A bench of the real engine that leaves no process behind."""
+    node = folder / "node"
+    with opened(spec, lambda each: SGLangEngine(each, logs=folder / "logs", node_folder=node)) as bench:
+        yield bench
+    assert reap_leases(node / "leases").killed == ()
+    assert not list((node / "leases").glob("*"))
