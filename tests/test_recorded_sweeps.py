@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,9 @@ TWO_GPUS = RECORDINGS / "h200_x2_nccl_v1"
 SEARCHED = RECORDINGS / "h200_x2_search_v1"
 
 
-def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def verdict(results: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["verdict", str(results), "--json"]) == 0
-    content: dict[str, object] = json.loads(capsys.readouterr().out)
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
     return content
 
 

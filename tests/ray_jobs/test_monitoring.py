@@ -62,7 +62,7 @@ class Recorder:
 @pytest.mark.ray
 def test_a_blocks_numbers_reach_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    context = ray.init(
+    context: Any = ray.init(  # Ray declares a base class without the address
         address="local",
         num_cpus=1,
         include_dashboard=False,

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import optuna
@@ -84,7 +84,7 @@ def sweep(
     spec: SweepSpec,
     root: Path,
     *,
-    script: dict[str, object] | None = None,
+    script: Mapping[str, object] | None = None,
     notes: Notes | None = None,
     open_engine: Callable[[SweepSpec, ResultsFolder], Engine] = open_stub,
 ) -> tuple[SweepStudy, int, Notes, ResultsFolder]:

@@ -1,7 +1,9 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sweeps.engines.base import Evidence
 from sweeps.engines.env_sources import ConfFile, nccl_conf_files
 from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
 from sweeps.nccl.log import NcclLog, Operation, read_nccl_log
@@ -14,14 +16,16 @@ def rank(number: int = 0, environment: dict[str, str] | None = None, nccl: NcclL
     return RankFacts(rank=number, environment=environment or {}, nccl=nccl)
 
 
-def grade(name: str, value: str, seen: str | None, nccl: NcclLog | None = None, *, all_reduce: str | None = "nccl"):
+def grade(
+    name: str, value: str, seen: str | None, nccl: NcclLog | None = None, *, all_reduce: str | None = "nccl"
+) -> Evidence:
     facts = rank(environment={} if seen is None else {name: seen}, nccl=nccl)
     (row,) = grade_environment({name: value}, [facts], num_ranks=1, all_reduce=all_reduce)
     assert (row.setting, row.requested, row.seen) == (f"env.{name}", value, seen)
     return row
 
 
-def read(name: str, value: str, **rest) -> NcclLog:
+def read(name: str, value: str, **rest: Any) -> NcclLog:
     return NcclLog(set_by_environment={name: value}, **rest)
 
 
@@ -108,7 +112,9 @@ def test_a_refused_value() -> None:
         ("NCCL_BUFFSIZE", "8388608", {"num_channels": 8}, "effective", "8388608"),
     ],
 )
-def test_what_nccl_did_with_what_it_read(name: str, value: str, log: dict, wanted: str, effective: str) -> None:
+def test_what_nccl_did_with_what_it_read(
+    name: str, value: str, log: dict[str, Any], wanted: str, effective: str
+) -> None:
     row = grade(name, value, value, read(name, value, **log))
     assert (row.grade, row.effective, row.read_by_nccl) == (wanted, effective, value)
 
@@ -175,7 +181,9 @@ def test_conf_files_are_read_and_hashed(tmp_path: Path) -> None:
         ({}, "", (), None),
     ],
 )
-def test_what_serves_the_decode(resolved: dict, log_text: str, operations: tuple, backend: str | None) -> None:
+def test_what_serves_the_decode(
+    resolved: dict[str, str], log_text: str, operations: tuple[Operation, ...], backend: str | None
+) -> None:
     ranks = [rank(nccl=NcclLog(operations=operations))]
     assert all_reduce_backend(resolved, log_text, ranks) == backend
 

@@ -5,13 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeps.engines.base import EngineError
-from sweeps.measure.output_check import agree, control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.measure.output_check import (
+    Outputs,
+    agree,
+    control_outputs,
+    outputs_of,
+    refuse_inert_draft,
+    refuse_wrong_output,
+)
 from sweeps.results.tables import ResultsFolder, write_part
 
-HEADS = {(0, f"p{number}"): f"h{number}" for number in range(8)}
+HEADS: Outputs = {(1, 0, f"p{number}"): f"h{number}" for number in range(8)}
 
 
-def changed(count: int) -> dict[tuple[int, str], str]:
+def changed(count: int) -> Outputs:
     return {key: "other" if number < count else head for number, (key, head) in enumerate(HEADS.items())}
 
 
@@ -58,12 +65,15 @@ def test_where_the_controls_differ_among_themselves_less_is_asked() -> None:
 
 def test_without_a_control_or_common_requests_nothing_is_judged() -> None:
     assert refuse_wrong_output(HEADS, []) is None
-    assert refuse_wrong_output(HEADS, [{(9, "p0"): "h"}]) is None
-    assert refuse_wrong_output({(0, "p0"): "x"}, [HEADS]) is None
+    assert refuse_wrong_output(HEADS, [{(1, 9, "p0"): "h"}]) is None
+    assert refuse_wrong_output({(1, 0, "p0"): "x"}, [HEADS]) is None
 
 
-@given(st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from("abcd")), st.sampled_from("xy"), min_size=4))
-def test_a_trial_agrees_with_itself(heads: dict[tuple[int, str], str]) -> None:
+KEYS = st.tuples(st.sampled_from((None, 1, 4)), st.integers(0, 3), st.sampled_from("abcd"))
+
+
+@given(st.dictionaries(KEYS, st.sampled_from("xy"), min_size=4))
+def test_a_trial_agrees_with_itself(heads: Outputs) -> None:
     agreement = agree(heads, [heads])
     assert agreement is not None
     assert agreement.share == agreement.controls_share == 1.0

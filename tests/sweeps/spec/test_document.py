@@ -28,7 +28,7 @@ def test_aliases_merges_and_loops_are_walked_once() -> None:
 
 
 def test_problems_are_told_in_the_order_of_the_file() -> None:
-    lines = {("a",): 1, ("b",): 5}
+    lines: dict[tuple[str | int, ...], int] = {("a",): 1, ("b",): 5}
     with pytest.raises(SpecError) as caught:
         refuse(
             [Problem(("b", "x"), "late"), Problem(("a", 0), "early"), Problem(("z",), "nowhere")],

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def listens(port: int) -> bool:
     ],
 )
 def test_a_launch_that_fails(
-    faulty: Faulty, fault: str, stage: str, kind: str, words: str, deadlines_s: dict[str, float]
+    faulty: Faulty, fault: str, stage: str, kind: str, words: str, deadlines_s: dict[str, Any]
 ) -> None:
     engine = faulty.engine(fault, **deadlines_s)
     with pytest.raises(EngineError, match=words) as raised:

@@ -63,7 +63,11 @@ def test_supported_versions(version: str, one: Configuration, args: Mapping[str,
 
 @pytest.mark.parametrize("version", [None, "", "main", "0.6.0", "0.5.24", "1.0.0", "0.0.0.dev0"])
 def test_an_unknown_version_refuses_nothing(version: str | None) -> None:
-    args = {"attention-backend": "trtllm_mha", "page-size": 64, "speculative-use-rejection-sampling": True}
+    args: dict[str, Scalar] = {
+        "attention-backend": "trtllm_mha",
+        "page-size": 64,
+        "speculative-use-rejection-sampling": True,
+    }
     assert check_limits(TREE, args, version, engine_env={"SGLANG_ENABLE_SPEC_V2": "1"}) is None
 
 

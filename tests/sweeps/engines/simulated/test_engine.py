@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
+from tests.certain import certain
 
 SPEC = """
 sweep: simulated
@@ -134,7 +136,7 @@ def test_blocks_pair_across_configurations() -> None:
     long = replace(spec, workload=replace(spec.workload, blocks=60, output_tokens=1024))
     engine = SimulatedEngine(long)
     one, other = (
-        [block.accept_length for block in measure(engine, pick(long, steps, nccl=nccl))]
+        [certain(block.accept_length) for block in measure(engine, pick(long, steps, nccl=nccl))]
         for steps, nccl in ((2, "default"), (3, "six"))
     )
     assert np.corrcoef(one, other)[0, 1] > 0.6
@@ -191,7 +193,7 @@ def test_the_first_blocks_after_a_launch_are_slower() -> None:
     spec = make_spec(noise=0.0)
     engine = SimulatedEngine(spec)
     engine.launch(pick(spec, 0))
-    times = [summarise(engine.run_block(block), block_index=0).cycle_ms for block in blocks_of(spec)[:6]]
+    times = [certain(summarise(engine.run_block(block), block_index=0).cycle_ms) for block in blocks_of(spec)[:6]]
     assert times == sorted(times, reverse=True)
     assert times[0] > 1.03 * times[-1]
 
@@ -227,7 +229,7 @@ def test_step_counts_switch_in_place_where_the_launch_prepared_for_them() -> Non
     assert engine.switch(two) is not None
 
 
-def engine_with(spec: SweepSpec, **parts: object) -> SimulatedEngine:
+def engine_with(spec: SweepSpec, **parts: Any) -> SimulatedEngine:
     profile: MachineProfile = replace(profile_of(spec), **parts)
     return SimulatedEngine(spec, profile=profile)
 
@@ -316,11 +318,11 @@ def test_kernel_times_sum_to_the_phases() -> None:
     engine = SimulatedEngine(spec)
     engine.launch(pick(spec, 2))
     mean, block = engine.expected(pick(spec, 2)), blocks_of(spec)[-1]
-    kernels = engine.trace(block)
+    kernels = certain(engine.trace(block))
     for phase, phase_ms in (("draft", mean.draft_ms), ("verify", mean.verify_ms), ("extend", mean.extend_ms)):
-        assert sum(row.us_per_cycle for row in kernels if row.phase == phase) == pytest.approx(1000 * phase_ms)
+        assert sum(row.us_per_cycle for row in kernels if row.phase == phase) == pytest.approx(1000 * certain(phase_ms))
     shares = [row.us_per_cycle for row in kernels if row.phase == "verify" and row.kind == "communication"]
-    assert sum(shares) / (1000 * mean.verify_ms) == pytest.approx(0.104, abs=0.01)
+    assert sum(shares) / (1000 * certain(mean.verify_ms)) == pytest.approx(0.104, abs=0.01)
 
 
 def test_a_drawn_summary_is_like_a_measured_one() -> None:
@@ -356,7 +358,7 @@ def test_a_spec_without_machine_or_with_a_foreign_drafter_is_refused() -> None:
         SimulatedEngine(replace(spec, drafters={"mine": "nobody"}))
 
 
-def pinned_spec(acceptance: str, length: str = "2.5") -> SweepSpec:
+def pinned_spec(acceptance: Literal["measured", "pinned", "mixed"], length: str = "2.5") -> SweepSpec:
     spec = make_spec(noise=1.0)
     engine = replace(spec.engine, env={"SGLANG_SIMULATE_ACC_LEN": length})
     return replace(spec, acceptance=acceptance, engine=engine)

@@ -10,6 +10,7 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.simulated.expected_cycle import distinct_experts, expected
 from sweeps.engines.simulated.machine_profile import Drafter, Interaction, Intervention, read_profile
 from sweeps.spec.space import Configuration, candidate_pool
+from tests.certain import certain
 
 FOUNDING = read_profile("rtx-pro-6000-pcie-x8")
 TURIN = read_profile("rtx-pro-6000-turin-x8")
@@ -51,7 +52,7 @@ def test_the_founding_case_is_within_one_percent() -> None:
     plain, eagle = expected(FOUNDING, configuration()), expected(FOUNDING, configuration(2))
     assert plain.tok_s == pytest.approx(82.2, rel=0.01)
     assert eagle.verify_ms == pytest.approx(29.0, rel=0.01)
-    assert eagle.verify_ms / eagle.cycle_ms == pytest.approx(0.969, rel=0.01)
+    assert certain(eagle.verify_ms) / eagle.cycle_ms == pytest.approx(0.969, rel=0.01)
     assert eagle.accept_length == pytest.approx(1.80, rel=0.01)
     assert eagle.tok_s == pytest.approx(60.0, rel=0.01)
 
@@ -102,7 +103,8 @@ def test_the_best_step_count_is_an_inner_one_and_a_tree_loses_at_equal_budget() 
     for steps, topk in ((5, 3), (7, 4)):
         tree = configuration(steps, eagle_topk=topk, num_draft_tokens=steps + 1, drafter="kimi-k2.5-eagle3")
         assert expected(H200, tree).tok_s < by_steps[steps]
-        assert expected(H200, tree).accept_length < expected(H200, replace(tree, eagle_topk=1)).accept_length
+        chain = replace(tree, eagle_topk=1)
+        assert certain(expected(H200, tree).accept_length) < certain(expected(H200, chain).accept_length)
 
 
 def test_the_pcie_ipc_backend_takes_nccl_out_of_the_way() -> None:
@@ -142,16 +144,16 @@ def test_interactions_break_assumptions_on_request() -> None:
     )
     tree = configuration(3, eagle_topk=4, num_draft_tokens=8, nccl={"NCCL_PROTO": "LL"})
     before, after = expected(FOUNDING, tree), expected(broken, tree)
-    assert after.verify_ms == pytest.approx(1.1 * before.verify_ms)
-    assert after.accept_length == pytest.approx(0.95 * before.accept_length)
+    assert after.verify_ms == pytest.approx(1.1 * certain(before.verify_ms))
+    assert after.accept_length == pytest.approx(0.95 * certain(before.accept_length))
     assert expected(broken, configuration(3)) == expected(FOUNDING, configuration(3))
 
 
 def test_an_intervention_decides_what_is_acted_on() -> None:
     forced = replace(TURIN, interventions=(Intervention(setting="env.NCCL_PROTO", value="Simple", by="the engine"),))
-    assert expected(forced, configuration(nccl=SIX)).nccl.proto == "Simple"
+    assert certain(expected(forced, configuration(nccl=SIX)).nccl).proto == "Simple"
     unless = replace(forced, interventions=(replace(forced.interventions[0], only_if_unset=True),))
-    assert expected(unless, configuration(nccl=SIX)).nccl.proto == "LL"
+    assert certain(expected(unless, configuration(nccl=SIX)).nccl).proto == "LL"
 
 
 def test_a_saturating_drafter_gains_nothing_from_more_steps() -> None:
@@ -180,6 +182,6 @@ def test_every_configuration_has_a_possible_cycle(steps: int, topk: int, tokens:
         H200, configuration(steps, eagle_topk=topk, num_draft_tokens=budget, drafter=drafter), batch_size=batch
     )
     assert all(1.0 >= early >= late >= 0.0 for early, late in zip(cycle.survival, cycle.survival[1:], strict=False))
-    assert 1.0 <= cycle.accept_length <= min(steps, budget - 1) + 1
-    assert cycle.verify_ms > cycle.verify_forward_ms > cycle.communication_ms > 0.0
-    assert min(cycle.draft_ms, cycle.extend_ms, cycle.gap_ms) > 0.0
+    assert 1.0 <= certain(cycle.accept_length) <= min(steps, budget - 1) + 1
+    assert certain(cycle.verify_ms) > cycle.verify_forward_ms > cycle.communication_ms > 0.0
+    assert min(certain(cycle.draft_ms), certain(cycle.extend_ms), cycle.gap_ms) > 0.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import optuna
 import pytest
 
-from benchmarks.landscapes import LANDSCAPES
+from benchmarks.landscapes import LANDSCAPES, Landscape
 from benchmarks.policies import POLICIES, run_policy
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.records import Outcome
@@ -178,6 +178,7 @@ def test_switch_in_place_is_preferred_to_a_launch_that_says_as_much() -> None:
 
 def test_a_machine_that_refuses_a_set_does_not_stop_the_search() -> None:
     landscape = LANDSCAPES["pcie-eagle3"]
+    assert isinstance(landscape, Landscape)
     sets = landscape.sets + "  nvls: {NCCL_NVLS_ENABLE: 1}\n"
     bent = replace(landscape, sets=sets, search=landscape.search.replace("threads,", "threads, nvls,"))
     run = run_policy(bent, POLICIES["cycle_model"], seed=0, switch_in_place=True)
@@ -270,7 +271,8 @@ def test_arguments_never_launched_are_entered_with_nccl_as_it_is() -> None:
     spec = replace(landscape.spec, study=replace(landscape.spec.study, sampler=Choice(name="cycle_model")))
     for seed in range(4):
         study = SweepStudy(replace(spec, study=replace(spec.study, seed=seed)), Space(spec))
-        engine, rng, entered = SimulatedEngine(spec, seed=seed), np.random.default_rng(seed), {}
+        engine, rng = SimulatedEngine(spec, seed=seed), np.random.default_rng(seed)
+        entered: dict[object, str] = {}
         for _ in range(12):
             trial = study.ask()
             assert trial is not None
