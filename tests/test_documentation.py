@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from ray_jobs.__main__ import COMMANDS
 from sweeps.engines.base import Kind
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,20 @@ def test_every_command_names_a_module(document: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_specsweep_command_exists(document: Path) -> None:
+    named = set(re.findall(r"(?:`|^    )specsweep ([a-z][a-z-]*)", document.read_text(encoding="utf-8"), re.MULTILINE))
+
+    assert named <= set(COMMANDS)
+
+
+def test_the_readme_is_short_and_shows_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert text.count("\n") <= 120
+    assert not [name for name in COMMANDS if name != "allreduce" and f"specsweep {name}" not in text]
+
+
 def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
@@ -54,7 +69,7 @@ def test_documents_name_no_path_of_the_machine_they_were_written_on() -> None:
     assert not [path for path in files if machine.search(path.read_text(encoding="utf-8"))]
 
 
-def test_the_readme_says_what_every_kind_of_failure_looks_like() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## When things go wrong")[1].split("\n## ")[0]
+def test_every_kind_of_failure_is_documented() -> None:
+    table = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
 
     assert not [kind for kind in (*get_args(Kind), "interrupted") if not re.search(rf"`(failed: )?{kind}`", table)]

@@ -6,9 +6,9 @@ torch and sglang only, and those late: the modules below can be read without eit
 Protocol, all in the folder `SPECSWEEP_PROBE_DIR`:
     handshake-PID.json    written by each scheduler process once it is initialised: rank, versions, wrapped targets,
                           environment from C getenv
-    commands-RANK         a FIFO; one JSON object per line: {"id": 1, "do": "take" | "pin" | "record", ...}
+    commands-RANK         a FIFO; one JSON object per line: {"id": 1, "do": "take" | "forget" | "record" | "pin", ...}
     answer-RANK-ID.json   the answer to one command, complete when it appears
-Commands are given while the server is idle. Between them the probe writes nothing and wakes nobody.
+Commands are given while the server is idle. Between commands the probe does no I/O and its control thread sleeps.
 """
 
 from __future__ import annotations
