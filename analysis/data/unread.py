@@ -13,8 +13,9 @@ from typing import Any
 import polars as pl
 
 from sweeps.results.nccl_acts import is_unread, may_act, variables_read
+from sweeps.results.tables import DRAFTING_COLUMNS
 
-_SAME = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "args", "env", "acceptance")
+_SAME = (*DRAFTING_COLUMNS, "args", "env", "acceptance")
 
 
 def unread_variables(trials: pl.DataFrame, evidence: pl.DataFrame) -> dict[str, tuple[str, ...]]:

@@ -16,9 +16,11 @@ from analysis.judge.cells import Cells, cells
 from analysis.judge.effects import Effect, compare, judge, not_exercised, withheld
 from analysis.judge.spread import Spread, spread
 from sweeps.results.nccl_acts import may_act
+from sweeps.results.tables import DRAFTING_COLUMNS
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _UNSET = "unset"
+_TREE = frozenset(DRAFTING_COLUMNS) - {"drafter"}
 _ENOUGH_DF = 4
 """Repeats of its own below which a phase borrows the spread of the whole cycle."""
 
@@ -95,8 +97,7 @@ def draft_tokens_are_derived(everything: Sequence[Point]) -> bool:
 
 def step_chain(everything: Sequence[Point], like: Point) -> list[Point]:
     """The chains (top-k 1) that share everything with `like` but their step count and tree."""
-    drafting = ("num_steps", "eagle_topk", "num_draft_tokens")
-    rest = {name: value for name, value in like.settings.items() if name not in drafting}
+    rest = {name: value for name, value in like.settings.items() if name not in _TREE}
     return [
         point
         for point in everything
@@ -199,10 +200,7 @@ def _point(row: Mapping[str, Any]) -> Point:
         label=row["label"],
         speculates=bool(row["num_steps"]),
         settings={
-            **{
-                name: None if row[name] is None else str(row[name])
-                for name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-            },
+            **{name: None if row[name] is None else str(row[name]) for name in DRAFTING_COLUMNS},
             "nccl": row["nccl_set"],
             **{f"args.{name}": value for name, value in dict(row["args"] or {}).items()},
             **{f"env.{name}": value for name, value in dict(row["env"] or {}).items()},
@@ -222,7 +220,7 @@ def _varying(
     names = list(dict.fromkeys(name for point in everything for name in point.settings))
     for name in names:
         values = list(dict.fromkeys(_value(point, name) for point in everything if _applies(point, name)))
-        if name in ("num_steps", "eagle_topk", "num_draft_tokens"):
+        if name in _TREE:
             values.sort(key=int)
         if name == "num_draft_tokens" and draft_tokens_are_derived(everything):
             continue
@@ -234,7 +232,7 @@ def _varying(
 
 def _applies(point: Point, dimension: str) -> bool:
     """Whether a point has a value of its own; without speculation there is no drafter and no tree."""
-    return point.speculates or dimension not in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+    return point.speculates or dimension not in DRAFTING_COLUMNS
 
 
 def _value(point: Point, dimension: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.judge.factors import Point, draft_tokens_are_derived
+from sweeps.results.tables import DRAFTING_COLUMNS
 
 _SHORT = {"num_steps": "steps {}", "eagle_topk": "top-k {}", "num_draft_tokens": "{} draft tokens", "nccl": "nccl {}"}
 
@@ -15,7 +16,7 @@ def short_names(points: Sequence[Point]) -> dict[str, str]:
     varying = {
         name
         for name in dict.fromkeys(name for point in points for name in point.settings)
-        if len({point.settings.get(name) for point in (drafting if _drafts(name) else points)}) > 1
+        if len({point.settings.get(name) for point in (drafting if name in DRAFTING_COLUMNS else points)}) > 1
     }
     if draft_tokens_are_derived(points):
         varying.discard("num_draft_tokens")
@@ -24,14 +25,10 @@ def short_names(points: Sequence[Point]) -> dict[str, str]:
     return {key: name if taken.count(name) == 1 else f"{name} ({key})" for key, name in names.items()}
 
 
-def _drafts(name: str) -> bool:
-    return name in ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-
-
 def _short_name(point: Point, varying: set[str]) -> str:
     parts = [f"steps {point.settings['num_steps']}"] if point.speculates else ["no speculation"]
     for name, value in point.settings.items():
-        if name == "num_steps" or name not in varying or (_drafts(name) and not point.speculates):
+        if name == "num_steps" or name not in varying or (name in DRAFTING_COLUMNS and not point.speculates):
             continue
         if name == "num_draft_tokens" and point.settings.get("eagle_topk") == "1":
             continue

@@ -8,8 +8,7 @@ import polars as pl
 
 from analysis.data.load import Results
 from analysis.judge.cells import METRICS
-
-_DRAFTING = ("drafter", "num_steps", "eagle_topk", "num_draft_tokens")
+from sweeps.results.tables import DRAFTING_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +37,7 @@ def predictions(results: Results) -> tuple[Prediction, ...]:
     found = []
     for pinned in results.trials.filter(pl.col("acceptance") == "pinned").partition_by("configuration_id"):
         row = pinned.row(0, named=True)
-        alike = real.filter(pl.all_horizontal(pl.col(name).eq_missing(row[name]) for name in _DRAFTING))
+        alike = real.filter(pl.all_horizontal(pl.col(name).eq_missing(row[name]) for name in DRAFTING_COLUMNS))
         length, pinned_length = (_ratio(results, trials, "accept_length") for trials in (alike, pinned))
         timed = _ratio(results, pinned, "tok_s")
         told = None if timed is None or length is None or not pinned_length else timed * length / pinned_length

@@ -16,6 +16,7 @@ from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
 from sweeps.spec.model import SweepSpec
+from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
@@ -147,10 +148,7 @@ def settings(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _configuration_columns(configuration: Configuration) -> Row:
     return {
-        "num_steps": configuration.num_steps,
-        "eagle_topk": configuration.eagle_topk,
-        "num_draft_tokens": configuration.num_draft_tokens,
-        "drafter": configuration.drafter,
+        **dict(zip(DRAFTING, configuration.drafting, strict=True)),
         "nccl_set": configuration.nccl_set,
         "nccl_env": settings(dict(configuration.nccl_env)),
         "args": settings(dict(configuration.args)),

@@ -30,6 +30,10 @@ _SETTINGS = pa.map_(pa.string(), pa.string())
 ACTIVITIES = ("launch", "weight_load", "capture", "switch", "warmup", "measure", "trace", "stop", "idle", "failed")
 """What held GPUs can be doing; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
 
+DRAFTING_COLUMNS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+"""Columns of `trials` that say how is drafted, all that accept length depends on; null without speculation, but for
+`num_steps` (0)."""
+
 CYCLE_COLUMNS = pa.schema(
     [
         pa.field("rank", pa.int32(), nullable=False),

@@ -16,10 +16,11 @@ from sweeps.measure.records import Decision, candidate_id
 from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
 from sweeps.search.samplers import build_pruner, build_sampler
 from sweeps.spec.model import SweepSpec
+from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration, Space, Suggestion
 
 DRIVER_DIED = "driver_died"
-_SPECULATIVE = frozenset({"eagle_topk", "num_draft_tokens", "drafter"})
+_SPECULATIVE = frozenset(DRAFTING) - {"num_steps"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

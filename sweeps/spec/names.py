@@ -7,6 +7,9 @@ from typing import Literal
 DEFAULT_NCCL_SET = "default"
 """Name of the empty NCCL set, which every spec has."""
 
+DRAFTING = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
+"""Dimensions that say how is drafted; the last three exist only with speculation."""
+
 SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
 
 PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]

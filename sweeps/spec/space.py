@@ -18,7 +18,7 @@ from sweeps import SpecsweepError
 from sweeps.nccl.grammar import canonical
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import Scalar, SweepSpec
-from sweeps.spec.names import DEFAULT_NCCL_SET
+from sweeps.spec.names import DEFAULT_NCCL_SET, DRAFTING
 
 Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]
@@ -67,9 +67,19 @@ class Configuration:
         return self.num_steps > 0
 
     @property
-    def drafting(self) -> tuple[str | None, int, int | None, int | None]:
-        """What accept length depends on: drafter, steps, top-k, draft tokens."""
-        return self.drafter, self.num_steps, self.eagle_topk, self.num_draft_tokens
+    def drafting(self) -> tuple[int | str | None, ...]:
+        """Values of DRAFTING: all that accept length depends on."""
+        return self.num_steps, self.eagle_topk, self.num_draft_tokens, self.drafter
+
+    @property
+    def server_settings(self) -> tuple[tuple[tuple[str, Scalar], ...], Settings]:
+        """Searched arguments and variables of the server: equal if only drafting and NCCL set differ."""
+        return self.args, self.env
+
+    @property
+    def nccl_and_server_settings(self) -> tuple[Settings, tuple[tuple[str, Scalar], ...], Settings]:
+        """All but drafting: equal if only that differs."""
+        return self.nccl_env, self.args, self.env
 
     @property
     def is_chain(self) -> bool:
@@ -83,9 +93,7 @@ class Configuration:
     @property
     def configuration_id(self) -> str:
         """`c` and ten hex digits, the same in every sweep that holds this configuration."""
-        return "c" + _digest(
-            (self.num_steps, self.eagle_topk, self.num_draft_tokens, self.drafter, self.nccl_env, self.args, self.env)
-        )
+        return "c" + _digest((*self.drafting, *self.nccl_and_server_settings))
 
     @property
     def label(self) -> str:
@@ -105,7 +113,7 @@ class Configuration:
         """
         free = switch_in_place and self.is_chain
         steps = None if free else (self.num_steps, self.num_draft_tokens)
-        key = (self.speculates, steps, self.eagle_topk, self.drafter, self.nccl_env, self.args, self.env)
+        key = (self.speculates, steps, self.eagle_topk, self.drafter, *self.nccl_and_server_settings)
         return "l" + _digest((*key, "pinned") if self.pinned else key)
 
 
@@ -175,10 +183,7 @@ class Space:
         if (known := self._enumeration[0].get(configuration)) is not None:
             return known
         own: dict[str, Scalar | None] = {
-            "num_steps": configuration.num_steps,
-            "eagle_topk": configuration.eagle_topk,
-            "num_draft_tokens": configuration.num_draft_tokens,
-            "drafter": configuration.drafter,
+            **dict(zip(DRAFTING, configuration.drafting, strict=True)),
             "nccl": configuration.nccl_set,
             **{f"args.{name}": value for name, value in configuration.args},
             **{f"env.{name}": value for name, value in configuration.env},

@@ -17,6 +17,7 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.simulated.machine_profile import AllReduceBackend, Drafter, Factor, MachineProfile
 from sweeps.engines.simulated.nccl_choice import NcclChoice, all_reduce_us, choose, fits
 from sweeps.spec.model import EngineSpec, Scalar
+from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
 
 
@@ -60,12 +61,7 @@ def settings_of(configuration: Configuration, engine: EngineSpec | None = None) 
     """Every setting as text (`env.NAME`, `args.NAME`, `num_steps`); what is searched wins over what the spec fixes."""
     fixed = {f"env.{name}": value for name, value in engine.env.items()} if engine else {}
     fixed |= {f"args.{name}": _text(value) for name, value in engine.args.items()} if engine else {}
-    drafting: dict[str, Scalar | None] = {
-        "num_steps": configuration.num_steps,
-        "eagle_topk": configuration.eagle_topk,
-        "num_draft_tokens": configuration.num_draft_tokens,
-        "drafter": configuration.drafter,
-    }
+    drafting = dict(zip(DRAFTING, configuration.drafting, strict=True))
     return {
         **fixed,
         **{f"env.{name}": value for name, value in (*configuration.nccl_env, *configuration.env)},

@@ -117,7 +117,8 @@ class LengthModel:
         chains = [seen for seen in telling if seen.trial.configuration.is_chain]
         if not self._widened:
             return chains
-        return [seen for seen in chains if _settings(seen) == _settings(chains[0])]
+        wanted = chains[0].trial.configuration.nccl_and_server_settings
+        return [seen for seen in chains if seen.trial.configuration.nccl_and_server_settings == wanted]
 
     def _residual(self, seen: Observation, launches: Mapping[str, int]) -> _Residual:
         configuration = seen.trial.configuration
@@ -235,8 +236,3 @@ def _weighted(entries: list[tuple[float, float]]) -> tuple[float, float]:
     weights = np.array([error**-2 for _, error in entries])
     means = np.array([mean for mean, _ in entries])
     return float((weights * means).sum() / weights.sum()), float(weights.sum() ** -0.5)
-
-
-def _settings(seen: Observation) -> tuple[object, ...]:
-    configuration = seen.trial.configuration
-    return configuration.nccl_env, configuration.args, configuration.env

@@ -25,7 +25,7 @@ def where_nccl_acts(members: Sequence[Configuration], observations: Iterable[Obs
     seen = tuple(observations)
     other_kernel, unread = _reduced_by_others(seen), _unread(seen)
     return np.array(
-        [_settings(each) not in other_kernel and (*_settings(each), each.nccl_env) not in unread for each in members],
+        [each.server_settings not in other_kernel and each.nccl_and_server_settings not in unread for each in members],
         dtype=np.bool_,
     )
 
@@ -61,7 +61,7 @@ def _reduced_by_others(observations: Iterable[Observation]) -> set[object]:
     stated: dict[object, list[bool]] = {}
     traced: dict[object, list[bool]] = {}
     for seen in observations:
-        settings = _settings(seen.trial.configuration)
+        settings = seen.trial.configuration.server_settings
         by_nccl = traced_by_nccl(kernel.kernel for kernel in seen.kernels if kernel.phase == "verify")
         if by_nccl is not None:
             traced.setdefault(settings, []).append(by_nccl)
@@ -72,13 +72,8 @@ def _reduced_by_others(observations: Iterable[Observation]) -> set[object]:
 
 def _unread(observations: Iterable[Observation]) -> set[object]:
     """Arguments, variables and NCCL set of every launch in which NCCL read no variable of the set."""
-    trials = (seen.trial.configuration for seen in observations if seen.nccl_unread)
-    return {(*_settings(configuration), configuration.nccl_env) for configuration in trials}
+    return {seen.trial.configuration.nccl_and_server_settings for seen in observations if seen.nccl_unread}
 
 
 def _with_default(configuration: Configuration) -> Configuration:
     return replace(configuration, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
-
-
-def _settings(configuration: Configuration) -> tuple[object, ...]:
-    return (configuration.args, configuration.env)

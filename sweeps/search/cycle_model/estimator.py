@@ -56,7 +56,7 @@ class Estimator:
         self._beside: dict[tuple[object, ...], list[Configuration]] = {}
         for member in space.configurations():
             if member.speculates:
-                self._beside.setdefault(_settings(member), []).append(member)
+                self._beside.setdefault(member.nccl_and_server_settings, []).append(member)
         served = space.configurations()
         if (stated := space.spec.acceptance) == "pinned":
             served = tuple(replace(member, pinned=True) for member in served)
@@ -161,7 +161,7 @@ class Estimator:
         The first launch tells whether sets act there at all. Where they do not, a winner should ask for none: in
         prefill, which no decode rate shows, they do.
         """
-        if any(_served_alike(seen.trial.configuration, wanted) for seen in self.observations):
+        if any(seen.trial.configuration.server_settings == wanted.server_settings for seen in self.observations):
             return wanted
         plain = replace(wanted, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
         if plain not in candidates:
@@ -216,7 +216,7 @@ class Estimator:
         counts, failed, limit = self._counts(), self._failed(), self.space.spec.study.max_replicates
         cells = [
             member
-            for member in self._beside.get(_settings(incumbent), [])
+            for member in self._beside.get(incumbent.nccl_and_server_settings, [])
             if member.eagle_topk != incumbent.eagle_topk
             and counts.get(member, 0) < limit
             and member not in failed
@@ -323,12 +323,12 @@ class Estimator:
         tried: dict[object, list[bool]] = {}
         for seen in self.observations:
             if seen.status != "running" and seen.relaunched is not False:
-                for setting in _settings(seen.trial.configuration):
+                for setting in _single_settings(seen.trial.configuration):
                     tried.setdefault(setting, []).append(seen.status == "failed" and not seen.blocks)
         risks = {setting: sum(failed) / (len(failed) + 0.25) for setting, failed in tried.items() if any(failed)}
         if not risks:
             return np.zeros(len(candidates))
-        return np.array([max(risks.get(setting, 0.0) for setting in _settings(member)) for member in candidates])
+        return np.array([max(risks.get(setting, 0.0) for setting in _single_settings(member)) for member in candidates])
 
     def _cost_s(self, rows: NDArray[np.int64]) -> Floats:
         ended = [seen for seen in self.observations if seen.status != "running" and seen.seconds]
@@ -357,12 +357,9 @@ class Estimator:
 
 
 def _cell(configuration: Configuration) -> tuple[object, ...]:
-    return (configuration.eagle_topk, *_settings(configuration))
+    return (configuration.eagle_topk, *configuration.nccl_and_server_settings)
 
 
-def _served_alike(one: Configuration, other: Configuration) -> bool:
-    return (one.args, one.env) == (other.args, other.env)
-
-
-def _settings(configuration: Configuration) -> tuple[object, ...]:
+def _single_settings(configuration: Configuration) -> tuple[object, ...]:
+    """Each setting that a launch may fail of, on its own."""
     return (("nccl", configuration.nccl_env), *configuration.args, *configuration.env)

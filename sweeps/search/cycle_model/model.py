@@ -203,7 +203,7 @@ class CycleModel:
         return np.array(
             [
                 calls * self.prior.difference_us(member.nccl_set, member.num_draft_tokens or 1) / 1000.0
-                if (member.args, member.env) == (of_control.args, of_control.env)
+                if member.server_settings == of_control.server_settings
                 else 0.0
                 for member in self.members
             ]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import Scalar
+from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
 
 Factor = Literal["forward", "draft", "rest", "accept_length"]
@@ -234,7 +235,7 @@ def influence_of(overrides: Mapping[str, Iterable[str]] | None = None) -> dict[F
     return terms
 
 
-_DIMENSIONS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter", "nccl", "args", "env")
+_DIMENSIONS = (*DRAFTING, "nccl", "args", "env")
 _LEVEL_NAMES = {"num_steps": "steps", "num_draft_tokens": "tokens"}
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweeps.results.tables import DRAFTING_COLUMNS
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
+from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
 
 SETS = {
@@ -210,3 +212,17 @@ def test_a_space_travels_to_another_process() -> None:
     space = space_of(num_steps=(0, 1, 2), nccl=("default", "six"))
     space.configurations()
     assert pickle.loads(pickle.dumps(space)).configurations() == space.configurations()
+
+
+def test_specs_and_tables_name_the_same_drafting_settings(space: Space) -> None:
+    assert DRAFTING == DRAFTING_COLUMNS
+    for configuration in space.configurations():
+        assert configuration.drafting == tuple(getattr(configuration, name) for name in DRAFTING)
+
+
+def test_settings_are_equal_if_only_the_rest_differs(space: Space) -> None:
+    for one in space.configurations():
+        other = replace(one.target_alone(), nccl_set="other", nccl_env=(("NCCL_PROTO", "Simple"),))
+        assert one.server_settings == other.server_settings
+        assert one.nccl_and_server_settings != other.nccl_and_server_settings
+        assert one.nccl_and_server_settings == one.target_alone().nccl_and_server_settings
