@@ -75,5 +75,8 @@ def test_whatever_a_version_prints_is_a_name_of_the_settings(algorithm: str, pro
 
 
 @given(st.text())
-def test_any_text_is_read(text: str) -> None:
-    read_nccl_log(f"h:1:1 [0] NCCL INFO {text}\n{text}")
+def test_no_text_hides_a_line_before_it(text: str) -> None:
+    line = "h:1:1 [0] NCCL INFO AllReduce: 14336 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
+    (operation,) = read_nccl_log(line).operations
+
+    assert operation in read_nccl_log(f"{line}h:1:1 [0] NCCL INFO {text}\n{text}").operations

@@ -43,6 +43,7 @@ def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path, monkeypatch: 
 
 def test_a_little_more_than_before_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(tmp_path, monkeypatch, gpu0=[GIB, GIB + (300 << 20)]).prove_free(timeout_s=0)
+    assert not list(tmp_path.iterdir()), "a note of a leftover"
 
 
 def test_memory_that_stays_in_use_names_gpu_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

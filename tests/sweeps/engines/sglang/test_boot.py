@@ -19,7 +19,10 @@ def test_a_port_that_somebody_still_holds_is_named() -> None:
 
 
 def test_a_free_port_is_closed() -> None:
-    prove_closed(free_port())
+    port = free_port()
+    prove_closed(port)
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_a_servers_port_is_none_that_a_connection_could_be_given_meanwhile() -> None:
