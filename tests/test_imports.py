@@ -125,6 +125,29 @@ def test_frameworks_stay_where_they_belong() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+STILL_SHARED = ("tests.sweeps.search", "tests.ray_jobs.test_tune_bridge")
+"""Their worlds stand in test modules of the search yet."""
+
+
+def test_no_test_module_imports_another() -> None:
+    """What tests share stands in a plain module: a world, a stub, a contract."""
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for imported in imports(path)
+        if imported.startswith("tests.") and any(part.startswith("test_") for part in imported.split("."))
+        if not within(".".join(path.relative_to(ROOT).with_suffix("").parts), *STILL_SHARED)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Else two test modules of one name, in folders that mirror two packages, are one to Python."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(folders) > 10
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
 def test_the_rule_sees_what_it_forbids() -> None:
     assert package_of("sweeps.spec.model") == "sweeps.spec"
     assert package_of("sweeps.cycle_probe.specsweep_probe.hooks") is None
