@@ -22,7 +22,7 @@ from sweeps.engines.process.guard import ServerProcess
 from sweeps.engines.sglang.boot import Boot, stopped
 from sweeps.engines.sglang.launch_plan import LaunchPlan
 from sweeps.engines.sglang.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
-from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeLink
+from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeGoneError, ProbeLink
 from sweeps.engines.sglang.server_log import log_tail
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
@@ -167,13 +167,18 @@ class LiveServer:
 
     def _crash(self, stage: Stage) -> EngineError:
         """The connection broke before the process ended: give it a moment to say why."""
+        self._await_end()
+        return self.boot.failure(self.server.returncode(), stage)
+
+    def _await_end(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS_S
         while self.server.returncode() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self.boot.failure(self.server.returncode(), stage)
 
     def _probe_failure(self, error: ProbeError) -> EngineError:
-        """A rank that died has no probe either: then it is the server's crash."""
+        """A rank that died has no probe either: then it is the server's crash, which may show a moment later."""
+        if isinstance(error, ProbeGoneError):
+            self._await_end()
         if self.is_gone():
             return self.boot.failure(self.server.returncode(), "measure")
         return EngineError(

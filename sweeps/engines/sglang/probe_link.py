@@ -22,6 +22,10 @@ class ProbeError(Exception):
     """The probe is absent, does not answer, or answers with an error."""
 
 
+class ProbeGoneError(ProbeError):
+    """Nobody reads a rank's commands: its process has ended, or is about to."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handshake:
     """What one rank's probe said of itself."""
@@ -93,7 +97,7 @@ class ProbeLink:
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.ENOENT):
                 raise
-            raise ProbeError(f"rank {rank}: its probe does not listen") from error
+            raise ProbeGoneError(f"rank {rank}: its probe does not listen") from error
         try:
             os.write(descriptor, line.encode())
         finally:

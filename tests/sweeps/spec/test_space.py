@@ -214,12 +214,14 @@ def test_a_space_travels_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(space)).configurations() == space.configurations()
 
 
+@given(spaces())
 def test_specs_and_tables_name_the_same_drafting_settings(space: Space) -> None:
     assert DRAFTING == DRAFTING_COLUMNS
     for configuration in space.configurations():
         assert configuration.drafting == tuple(getattr(configuration, name) for name in DRAFTING)
 
 
+@given(spaces())
 def test_settings_are_equal_if_only_the_rest_differs(space: Space) -> None:
     for one in space.configurations():
         other = replace(one.target_alone(), nccl_set="other", nccl_env=(("NCCL_PROTO", "Simple"),))
