@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,12 @@ from ray_jobs.allreduce_table import (
     sets_of,
 )
 from sweeps.engines.command import PROJECT
+from sweeps.engines.env_sources import ConfFile, nccl_conf_files
 from sweeps.engines.sglang.launch_plan import plan_launch
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 
 PLUGIN = "specsweep_probe"
-CONF_FILES = (Path("/etc/nccl.conf"), Path("~/.nccl.conf"))
-"""NCCL reads both in every process, whatever its environment; NCCL_CONF_FILE names one in place of the second."""
-
 IDLE_BYTES = 2 * 2**30
 """Memory in use below which a GPU is idle: a driver's own and the context of the check itself."""
 
@@ -61,7 +59,7 @@ def check_node(
     all_reduce: bool,
     deadline_s: float = 60.0,
     inherited: Mapping[str, str] | None = None,
-    conf_files: Sequence[Path] = CONF_FILES,
+    conf_files: Callable[[Mapping[str, str]], Sequence[ConfFile]] = nccl_conf_files,
 ) -> NodeReport:
     """Check this node for `spec`. Nothing is launched but the interpreter, and the ranks of the all-reduce table.
 
@@ -71,7 +69,7 @@ def check_node(
         all_reduce: measure the table where there are GPUs.
         deadline_s: of one NCCL set.
         inherited: environment that a server would inherit here; this process's own where absent.
-        conf_files: NCCL's configuration files.
+        conf_files: the configuration files that NCCL reads for a server's environment.
     """
     if spec.engine.is_virtual:
         word = f"the {spec.engine.kind} engine starts no server"
@@ -81,7 +79,7 @@ def check_node(
     python = [*spec.engine.launcher, spec.engine.python or sys.executable]
     here = [
         *_models(spec),
-        *_conf_files(conf_files, inherited),
+        *_conf_files(conf_files(launch.environment)),
         *_inherited(spec, inherited, launch.removed),
     ]
     try:
@@ -158,15 +156,12 @@ def _models(spec: SweepSpec) -> Iterator[Check]:
             yield Check(name=name, state="warning", detail=f"{path} is no folder here: the server will ask the hub")
 
 
-def _conf_files(conf_files: Sequence[Path], inherited: Mapping[str, str]) -> Iterator[Check]:
-    named = inherited.get("NCCL_CONF_FILE")
-    found = [path for path in (*conf_files, *([Path(named)] if named else [])) if path.expanduser().is_file()]
-    for path in found:
-        lines = path.expanduser().read_text(encoding="utf-8", errors="replace").splitlines()
-        settings = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        word = f"{path} acts on every NCCL set, `default` too: {', '.join(settings) or 'no settings'}"
+def _conf_files(files: Sequence[ConfFile]) -> Iterator[Check]:
+    for file in files:
+        settings = ", ".join(f"{name}={value}" for name, value in file.settings.items())
+        word = f"{file.path} acts on every NCCL set, `default` too: {settings or 'no settings'}"
         yield Check(name="NCCL configuration file", state="warning" if settings else "ok", detail=word)
-    if not found:
+    if not files:
         yield Check(name="NCCL configuration file", state="ok", detail="none")
 
 

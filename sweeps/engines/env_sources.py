@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,23 +72,37 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
 """SGLang's `_set_envs_and_config` and argument hooks, 0.5.16 to 0.5.23."""
 
 
-def nccl_conf_files(environment: Mapping[str, str], *, system: Path = Path("/etc/nccl.conf")) -> tuple[ConfFile, ...]:
-    """The files that NCCL reads for a process with `environment`; of two that set a variable, the first has its way.
+def nccl_conf_files(
+    environment: Mapping[str, str], *, system: Path = Path("/etc/nccl.conf"), home: Path | None = None
+) -> tuple[ConfFile, ...]:
+    """The files that NCCL reads for a process with `environment`, in NCCL's order (`initEnvFunc` of src/misc/param.cc).
 
-    None of them writes over a variable that the environment sets.
+    The first is the file that NCCL_CONF_FILE names, or `.nccl.conf` in the home of the user's account if it names none.
+    The second is `system`. A variable keeps the first value that it gets: the environment's, then the first file's.
+
+    Args:
+        home: in place of the account's home; NCCL does not look at HOME.
     """
     named = environment.get("NCCL_CONF_FILE")
-    home = environment.get("HOME")
-    user = Path(named) if named else Path(home) / ".nccl.conf" if home else None
+    folder = home if home is not None else _home()
+    user = Path(named) if named else folder / ".nccl.conf" if folder else None
     return tuple(_read_conf(path) for path in (user, system) if path is not None and path.is_file())
 
 
+def _home() -> Path | None:
+    """Of this process's user; None for a user without an account, who has no such file for NCCL."""
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
 def _read_conf(path: Path) -> ConfFile:
+    """NCCL takes names and values as they stand, blanks included, and a name's first line."""
     content = path.read_bytes()
-    lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
-    pairs = [line.partition("=") for line in lines if "=" in line and not line.startswith("#")]
-    return ConfFile(
-        path=str(path),
-        sha256=hashlib.sha256(content).hexdigest(),
-        settings={name.strip(): value.strip() for name, _, value in pairs},
-    )
+    settings: dict[str, str] = {}
+    for line in content.decode("utf-8", "replace").split("\n"):
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            settings.setdefault(name, value)
+    return ConfFile(path=str(path), sha256=hashlib.sha256(content).hexdigest(), settings=settings)

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from ray_jobs.check_cluster import main
 from ray_jobs.preflight.node_checks import Check, check_node
+from sweeps.engines.env_sources import ConfFile, nccl_conf_files
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 
 STANDIN = Path(__file__).with_name("standin_worker.py")
@@ -57,8 +60,12 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+def no_files(environment: Mapping[str, str]) -> tuple[ConfFile, ...]:
+    return ()
+
+
 def checks_of(spec: SweepSpec, out: Path, **options: Any) -> dict[str, Check]:
-    options = {"all_reduce": False, "inherited": {}, "conf_files": (), **options}
+    options = {"all_reduce": False, "inherited": {}, "conf_files": no_files, **options}
     return {check.name: check for check in check_node(spec, out, **options).checks}
 
 
@@ -113,11 +120,28 @@ def test_an_nccl_conf_file_is_shown_with_its_settings(tmp_path: Path, model: Pat
     conf = tmp_path / "nccl.conf"
     conf.write_text("# a comment\nNCCL_PROTO=LL\n", encoding="utf-8")
     spec = sglang_spec(interpreter(tmp_path), model)
-    check = checks_of(spec, tmp_path, conf_files=(conf,))["NCCL configuration file"]
+    read = partial(nccl_conf_files, system=conf, home=tmp_path / "nobody")
+    check = checks_of(spec, tmp_path, conf_files=read)["NCCL configuration file"]
     assert check.state == "warning"
     assert check.detail == f"{conf} acts on every NCCL set, `default` too: NCCL_PROTO=LL"
-    named = checks_of(spec, tmp_path, inherited={"NCCL_CONF_FILE": str(conf)})["NCCL configuration file"]
-    assert named.state == "warning"
+
+
+@pytest.mark.parametrize("sets_it", ["the environment", "the spec"])
+def test_a_named_conf_file_replaces_the_users_and_is_not_warned_of_twice(
+    tmp_path: Path, model: Path, sets_it: str
+) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\n", encoding="utf-8")
+    named = tmp_path / "named.conf"
+    named.write_text("# nothing\n", encoding="utf-8")
+    read = partial(nccl_conf_files, system=tmp_path / "absent", home=tmp_path)
+    spec, variables = sglang_spec(interpreter(tmp_path), model), {"NCCL_CONF_FILE": str(named)}
+    users = checks_of(spec, tmp_path, conf_files=read)["NCCL configuration file"]
+    if sets_it == "the spec":
+        spec = replace(spec, engine=replace(spec.engine, env={**spec.engine.env, **variables}))
+    inherited = variables if sets_it == "the environment" else {}
+    own = checks_of(spec, tmp_path, inherited=inherited, conf_files=read)["NCCL configuration file"]
+    assert (users.state, own.state) == ("warning", "ok")
+    assert own.detail.startswith(str(named))
 
 
 def test_inherited_variables_are_named_removed_or_kept(tmp_path: Path, model: Path) -> None:
@@ -144,7 +168,7 @@ def test_the_all_reduce_table_says_which_sets_matter_and_which_must_not_be_swept
         "broken": {"STANDIN": "no_algorithm"},
     }
     spec = sglang_spec(interpreter(tmp_path), model, nccl_sets=sets)
-    report = check_node(spec, tmp_path, all_reduce=True, inherited={}, conf_files=())
+    report = check_node(spec, tmp_path, all_reduce=True, inherited={}, conf_files=no_files)
     checks = {check.name: check for check in report.checks}
     assert checks["all-reduce table"] == Check(
         name="all-reduce table", state="ok", detail="NCCL sets that could matter: slow"

@@ -156,14 +156,17 @@ def test_what_only_nccl_knows_is_extra_too() -> None:
 
 def test_conf_files_are_read_and_hashed(tmp_path: Path) -> None:
     system, user = tmp_path / "nccl.conf", tmp_path / ".nccl.conf"
-    system.write_text("# site\nNCCL_PROTO = LL\n\nnonsense\n")
+    system.write_text("# site\nNCCL_PROTO=LL\n\nnonsense\nNCCL_PROTO=Simple\nNCCL_P2P_LEVEL = SYS\n")
     user.write_text("NCCL_ALGO=Ring\n")
-    files = nccl_conf_files({"HOME": str(tmp_path)}, system=system)
-    assert [file.settings for file in files] == [{"NCCL_ALGO": "Ring"}, {"NCCL_PROTO": "LL"}]
+    files = nccl_conf_files({"HOME": "/elsewhere"}, system=system, home=tmp_path)
+    assert [file.settings for file in files] == [
+        {"NCCL_ALGO": "Ring"},
+        {"NCCL_PROTO": "LL", "NCCL_P2P_LEVEL ": " SYS"},  # to NCCL another name: it strips no blanks
+    ]
     assert len(files[0].sha256) == 64
     other = tmp_path / "other.conf"
     other.write_text("NCCL_ALGO=Tree\n")
-    files = nccl_conf_files({"HOME": str(tmp_path), "NCCL_CONF_FILE": str(other)}, system=tmp_path / "absent")
+    files = nccl_conf_files({"NCCL_CONF_FILE": str(other)}, system=tmp_path / "absent", home=tmp_path)
     assert [file.path for file in files] == [str(other)]
 
 
