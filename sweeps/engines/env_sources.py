@@ -69,7 +69,7 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
     ),
     "CUDA_MODULE_LOADING": (Override(value="AUTO", when="the engine up to 0.5.16, always", allow="a later version"),),
 }
-"""SGLang's `_set_envs_and_config` and argument hooks, 0.5.16 to 0.5.23."""
+"""SGLang's `_set_envs_and_config` and argument hooks, in the supported releases (`sglang.versions`)."""
 
 
 def nccl_conf_files(

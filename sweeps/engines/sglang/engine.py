@@ -47,7 +47,7 @@ _FIRST_BLOCK = Block(
 
 
 class SGLangEngine:
-    """Serves one configuration at a time with SGLang 0.5.16 or later. See `base.Engine` for the contract.
+    """Serves one configuration at a time with a supported SGLang (`versions`). See `base.Engine` for the contract.
 
     Args:
         logs: folder for server logs and launch records.

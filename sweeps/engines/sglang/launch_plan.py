@@ -14,13 +14,11 @@ from sweeps.engines.command import (
     num_ranks,
     server_arguments,
 )
+from sweeps.engines.sglang.versions import ADAPTIVE_ALGORITHMS
 from sweeps.spec.model import Scalar, SweepSpec
 from sweeps.spec.space import Configuration
 
 PROBE_FOLDER = Path(__file__).resolve().parents[2] / "cycle_probe"
-
-ADAPTIVE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3"})
-"""What SGLang 0.5.16 to 0.5.23 builds adaptive runtime states for (`adaptive_unsupported_reason`), at top-k 1."""
 
 _FAST_CRASH = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 """Without these a crashed rank keeps its GPUs up to a minute for dumps that nobody reads."""

@@ -1,19 +1,17 @@
 """What a given SGLang version cannot run, told before a launch.
 
-Each limit was read in the source of the first and the last release of its row (0.5.16 to 0.5.23 one by one). A version
-outside every row, or an unknown one, refuses nothing: such a configuration is tried, and its failure classified.
+Each limit was read in the source of every release of its row. A release that is not supported refuses nothing: such a
+configuration is tried, and its failure classified.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sweeps.engines.sglang.versions import NEWEST, OLDEST, Release, release_of, supported
 from sweeps.spec.model import Scalar
 from sweeps.spec.space import Configuration
-
-Release = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,9 @@ class Launch:
 class Limit:
     """A rule and the releases, both ends included, in which it was found."""
 
-    first: Release
-    last: Release
     reason: Callable[[Launch], str | None]
+    first: Release = OLDEST
+    last: Release = NEWEST
 
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -84,7 +82,7 @@ def check_limits(
         version: as the server reports it (`0.5.21`, `0.5.17.post1`); None where unknown.
         engine_env: `engine.env` of the spec.
     """
-    release = _release(version)
+    release = release_of(version)
     if release is None:
         return None
     launch = Launch(
@@ -96,11 +94,6 @@ def check_limits(
         if limit.first <= release <= limit.last and (reason := limit.reason(launch)):
             return f"SGLang {version}: {reason}"
     return None
-
-
-def _release(version: str | None) -> Release | None:
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def _topk(launch: Launch) -> str:
@@ -132,22 +125,9 @@ def _paged_tree(*allowed: str) -> Callable[[Launch], str | None]:
     return reason
 
 
-def _overlapped_tree(launch: Launch) -> str | None:
-    if launch.tree and launch.env.get("SGLANG_ENABLE_SPEC_V2", "").lower() in _TRUE:
-        return f"spec v2 (SGLANG_ENABLE_SPEC_V2) has top-k 1 only, got {_topk(launch)}"
-    return None
-
-
 def _rejection_sampling(launch: Launch) -> str | None:
     if launch.tree and launch.flag("speculative-use-rejection-sampling"):
         return f"rejection sampling has top-k 1 only, got {_topk(launch)}"
-    return None
-
-
-def _power_of_two(launch: Launch) -> str | None:
-    tokens = launch.configuration.num_draft_tokens
-    if tokens is not None and tokens & (tokens - 1) and launch.flag("enable-flashinfer-mla"):
-        return f"FlashInfer MLA verifies powers of two only, got {tokens} draft tokens"
     return None
 
 
@@ -163,22 +143,16 @@ def _overwritten(flag: str, *names: str) -> Callable[[Launch], str | None]:
     return reason
 
 
-_NEWEST: Release = (0, 5, 23)
 LIMITS: tuple[Limit, ...] = (
-    Limit((0, 5, 2), _NEWEST, _trtllm_mha),
-    Limit((0, 4, 10), _NEWEST, _flashmla),
-    Limit((0, 5, 2), (0, 5, 2), _paged_tree("flashinfer")),
-    Limit((0, 5, 6), (0, 5, 10), _paged_tree("flashinfer", "fa3")),
-    Limit((0, 5, 13), _NEWEST, _paged_tree("flashinfer", "fa3", "triton")),
-    Limit((0, 5, 6), (0, 5, 10), _overlapped_tree),
-    Limit((0, 5, 16), _NEWEST, _rejection_sampling),
-    Limit((0, 4, 4), (0, 4, 4), _power_of_two),
-    Limit((0, 5, 16), _NEWEST, _overwritten("enable-deterministic-inference", "NCCL_ALGO")),
+    Limit(_trtllm_mha),
+    Limit(_flashmla),
+    Limit(_paged_tree("flashinfer", "fa3", "triton")),
+    Limit(_rejection_sampling),
+    Limit(_overwritten("enable-deterministic-inference", "NCCL_ALGO")),
     Limit(
-        (0, 5, 18),
-        _NEWEST,
         _overwritten("enable-deterministic-inference", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+        first=supported("0.5.18"),
     ),
-    Limit((0, 5, 16), _NEWEST, _overwritten("enable-symm-mem", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")),
-    Limit((0, 5, 16), _NEWEST, _overwritten("enable-nccl-nvls", "NCCL_NVLS_ENABLE")),
+    Limit(_overwritten("enable-symm-mem", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")),
+    Limit(_overwritten("enable-nccl-nvls", "NCCL_NVLS_ENABLE")),
 )

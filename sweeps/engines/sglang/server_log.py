@@ -1,6 +1,7 @@
 """What a server's log tells: start-up times, the stage it reached, its resolved arguments, and why it died.
 
-Formats are SGLang's, 0.5.16 to 0.5.23. Logs are for people and change: what is not found is None, never an error.
+Formats are those of the supported releases (`versions`). Logs are for people and change: what is not found is None,
+never an error.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ _MILESTONE = re.compile(
 def resolved_arguments(text: str) -> dict[str, str | None]:
     """The server's own account of its arguments, by field name (`speculative_num_steps`); nested values stay text.
 
-    Empty where the log has no `server_args=` line. Both spellings are read: `ServerArgs(name=value)` to 0.5.17,
-    a dict literal later.
+    Empty where the log has no `server_args=` line. Both spellings are read: `ServerArgs(name=value)`
+    and a dict literal (`versions`).
     """
     match = re.search(r"server_args=(?:ServerArgs\((?P<call>.*)\)|\{(?P<literal>.*)\})\s*$", text, re.MULTILINE)
     if match is None:

@@ -18,7 +18,9 @@ _SPANS: tuple[tuple[str, str], ...] = (
     ("decode", r"^step\[DECODE\b"),
     ("prefill", r"^step\[(EXTEND|MIXED|PREFILL)\b"),
 )
-"""SGLang's GPU annotations, 0.5.16 to 0.5.23. Inside `draft` and `draft_extend` there are steps of the draft model."""
+"""SGLang's GPU annotations, in the supported releases (`versions`).
+
+Inside `draft` and `draft_extend` there are steps of the draft model."""
 
 GPU_WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of what ran on a GPU."""
