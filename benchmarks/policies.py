@@ -228,13 +228,13 @@ def _measure(
     status = "completed"
     reason = None
     try:
-        if live == trial.launch_key and (report := engine.switch(trial.served)) is not None:
+        if live == trial.launch_key and (report := engine.switch(trial.configuration)) is not None:
             relaunched = False
             charge("switch")
         else:
             engine.close()
             charge("stop")
-            report = engine.launch(trial.served, step_candidates=trial.step_candidates)
+            report = engine.launch(trial.configuration, step_candidates=trial.step_candidates)
             charge("launch")
         for _ in range(study.spec.workload.warmup_blocks):
             engine.block_summary(0, rng=rng)

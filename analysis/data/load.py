@@ -81,13 +81,8 @@ class Results:
 
     @property
     def pinned(self) -> bool:
-        """Acceptance was simulated wherever there was any: no recommendation may be made."""
-        return "pinned" in self.all_trials["acceptance"].to_list() and not self.mixed
-
-    @property
-    def mixed(self) -> bool:
-        """Some trials simulated acceptance, some verified for real: only these tell throughput and accept length."""
-        return _is_mixed(self.trials)
+        """Acceptance was simulated, at least in some trials: no recommendation may be made."""
+        return "pinned" in self.all_trials["acceptance"].to_list()
 
 
 def load(root: str | Path) -> Results:
@@ -281,11 +276,6 @@ def _clocks_apart(trials: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[str]:
         )
 
 
-def _is_mixed(trials: pl.DataFrame) -> bool:
-    kinds = trials.filter(pl.col("num_steps") > 0)["acceptance"].unique()
-    return set(kinds) == {"measured", "pinned"}
-
-
 def _crowds(blocks: pl.DataFrame) -> Iterator[tuple[int, float]]:
     """Each concurrency beyond 1, and the requests that shared a cycle: tok/s x seconds of a cycle / accept length."""
     shared = pl.col("tok_s") * pl.col("cycle_ms") / 1000 / pl.col("accept_length").fill_null(1.0)
@@ -296,17 +286,11 @@ def _crowds(blocks: pl.DataFrame) -> Iterator[tuple[int, float]]:
 def _warnings(
     latest: pl.DataFrame, trials: pl.DataFrame, blocks: pl.DataFrame, evidence: pl.DataFrame
 ) -> Iterator[str]:
-    mixed = _is_mixed(trials)
     for column in _SHARED:
-        if column == "acceptance" and mixed:
-            continue
         values = sorted(map(str, trials[column].drop_nulls().unique()))
         if len(values) > 1:
             yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
-    if mixed:
-        count = (trials["acceptance"] == "pinned").sum()
-        yield f"{count} of {trials.height} trials ran with pinned acceptance: they count for cycle times alone"
-    elif "pinned" in latest["acceptance"].to_list():
+    if "pinned" in latest["acceptance"].to_list():
         yield "acceptance is pinned (the server simulates it): cycle times hold, throughput recommends nothing"
     yield from _clocks_apart(trials, blocks)
     throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))

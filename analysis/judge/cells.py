@@ -118,10 +118,7 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
     apart = pl.col("configuration_id").is_in(list(split)) & (pl.col("role") == "incumbent")
     key = pl.when(apart).then(pl.col("configuration_id") + REPEAT).otherwise(pl.col("configuration_id"))
     twin = pl.when(apart).then(pl.col("twin") + REPEAT).otherwise(pl.col("twin"))
-    counted = results.trials
-    if results.mixed and metric in HIGHER_IS_BETTER:  # of a pinned trial neither is its own
-        counted = counted.filter(pl.col("acceptance") == "measured")
-    trials = counted.select(
+    trials = results.trials.select(
         "trial_id", "launch", "node", "num_steps", key=key, twin=twin, since_s=pl.col("started_s") - pl.col("at_s")
     )
     long = (

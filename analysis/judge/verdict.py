@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judg
 from analysis.judge.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
 from analysis.judge.names import short_names
 from analysis.judge.phases import Communication, Phases, communication, phases
-from analysis.judge.predictions import Prediction, predictions
 from analysis.judge.what_if import StepNeed, step_needs
 
 
@@ -110,8 +109,6 @@ class SweepVerdict:
     """Inside servers, by their anchors; None without."""
     control_runs: tuple[ControlRun, ...]
     """In the order of time."""
-    predictions: tuple[Prediction, ...]
-    """What a mixed sweep timed with pinned acceptance."""
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
     cost: Cost
@@ -129,7 +126,6 @@ def verdict(results: Results) -> SweepVerdict:
     plain = _fastest(sides, speculates=False)
     pays = _pays(results, sides, speculative, plain)
     best, best_reason = _best(results, sides, control)
-    predicted = predictions(results)
     shown = {point.configuration_id: phases(point, totals) for point in everything}
     needed, needed_reason = _break_even(results, speculative, plain, shown)
     chain = [shown[point.configuration_id] for point in _chain(everything, speculative)]
@@ -158,9 +154,8 @@ def verdict(results: Results) -> SweepVerdict:
         drift_per_hour=throughput.spread.drift_per_hour,
         server_drift=server_drift(results),
         control_runs=_control_runs(results),
-        predictions=predicted,
         excluded=results.excluded,
-        warnings=(*results.warnings, *_unchecked(predicted, sides)),
+        warnings=results.warnings,
         cost=cost(results),
     )
 
@@ -202,8 +197,6 @@ def _sides(results: Results, everything: Sequence[Point], throughput: Observed) 
 
 def _side(results: Results, point: Point, reached: Level, against: Effect | None, controls: set[str]) -> Side:
     rows = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
-    if results.mixed:
-        rows = rows.filter(pl.col("acceptance") == "measured")
     newest = rows.sort("started_s").row(-1, named=True)
     environment = dict(newest["environment"] or {})
     return Side(
@@ -250,17 +243,6 @@ def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tupl
     if effect.verdict == "equivalent" or abs(effect.effect) < MARGIN:
         return control, f"{top.label} came out {effect.effect:+.1%}, which is no reason to leave the control"
     return top, f"the fastest, but its lead over the control is {effect.verdict}: {effect.reason}"
-
-
-def _unchecked(predicted: Sequence[Prediction], sides: Sequence[Side]) -> Iterator[str]:
-    """A prediction above everything measured: the sweep ended before it could be checked."""
-    fastest = max((side.tok_s for side in sides if not side.pruned), default=0.0)
-    for each in predicted:
-        if each.measured_tok_s is None and each.tok_s is not None and each.tok_s > fastest:
-            yield (
-                f"{each.label} was only timed (pinned acceptance) and is predicted at {each.tok_s:.1f} tok/s, above "
-                f"everything measured ({fastest:.1f}): measure it before a decision"
-            )
 
 
 def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, plain: Side | None) -> Pays:

@@ -55,7 +55,6 @@ def page(verdict: SweepVerdict) -> str:
         _tiles(verdict),
         _throughput(verdict),
         _concurrencies(verdict),
-        _predictions(verdict),
         _cycle(verdict),
         _dimensions(verdict),
         _what_if(verdict),
@@ -120,27 +119,6 @@ def _throughput(verdict: SweepVerdict) -> str:
     return _section(
         "Throughput", text, _figure(charts.throughput_dots(verdict.sides, _names(verdict), verdict.control))
     )
-
-
-def _predictions(verdict: SweepVerdict) -> str:
-    if not verdict.predictions:
-        return ""
-    text = (
-        "These trials ran with pinned acceptance: the server simulated it, so they tell the time of a cycle alone. "
-        "With the accept length measured for the same drafter, steps and tree they predict a throughput. Only what "
-        "was measured is compared or recommended above."
-    )
-    rows = [
-        f"<td>{escape(each.label)}</td><td>{escape(', '.join(each.trial_ids))}</td>"
-        + "".join(
-            f'<td class="n">{"—" if value is None else f"{value:.{digits}f}"}</td>'
-            for value, digits in ((each.cycle_ms, 2), (each.accept_length, 2), (each.tok_s, 1))
-        )
-        + f'<td class="n">{"not measured" if each.measured_tok_s is None else f"{each.measured_tok_s:.1f}"}</td>'
-        for each in verdict.predictions
-    ]
-    header = ["configuration", "pinned trials", "#cycle ms", "#AL measured", "#tok/s predicted", "#tok/s measured"]
-    return _section("What was only timed", text, _table(header, rows))
 
 
 def _concurrencies(verdict: SweepVerdict) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sweeps.spec.model import Scalar, SweepSpec
-from sweeps.spec.names import PINNED_LENGTH, SIMULATES_ACCEPTANCE
+from sweeps.spec.names import PINNED_LENGTH
 from sweeps.spec.space import Configuration
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -106,13 +106,8 @@ def _speculation(spec: SweepSpec, configuration: Configuration, num_steps: int) 
 
 
 def launch_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
-    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win.
-
-    In a mixed sweep only a pinned configuration gets those that simulate acceptance.
-    """
-    real = spec.acceptance == "mixed" and not configuration.pinned
-    fixed = {n: v for n, v in spec.engine.env.items() if not (real and n.startswith(SIMULATES_ACCEPTANCE))}
-    variables = {name: _located_list(name, value) for name, value in fixed.items()}
+    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win."""
+    variables = {name: _located_list(name, value) for name, value in spec.engine.env.items()}
     return {**variables, **dict(configuration.nccl_env), **dict(configuration.env)}
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sweeps.engines.base import KernelTime
+from sweeps.spec.names import Acceptance
 from sweeps.spec.space import Configuration, Suggestion
 
 Role = Literal["candidate", "control", "incumbent"]
-
-Acceptance = Literal["measured", "pinned"]
 
 Status = Literal["running", "completed", "pruned", "failed"]
 
@@ -33,11 +32,6 @@ class PlannedTrial:
     """Step counts that a launch for this trial must be able to switch to."""
     acceptance: Acceptance = "measured"
     """`pinned`: timed with simulated acceptance."""
-
-    @property
-    def served(self) -> Configuration:
-        """What the engine is asked for."""
-        return replace(self.configuration, pinned=self.acceptance == "pinned")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

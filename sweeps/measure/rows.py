@@ -51,7 +51,7 @@ def invalid_row(requested: Mapping[str, Any], reason: str, spec: SweepSpec, *, t
         "role": "candidate",
         "label": ", ".join(f"{name} {value}" for name, value in requested.items()),
         "requested": settings(requested),
-        "acceptance": "pinned" if spec.acceptance == "pinned" else "measured",
+        "acceptance": spec.acceptance,
         **_empty_account(),
         **_never_ran(spec),
         "status": "invalid",

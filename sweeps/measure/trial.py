@@ -226,7 +226,7 @@ class Measurement:
     def _switch(self) -> LaunchReport | None:
         if self._held.live_launch_key != self._trial.launch_key:
             return None
-        report = self._held.engine.switch(self._trial.served)
+        report = self._held.engine.switch(self._trial.configuration)
         self._ledger.charge("switch")
         if report is not None:
             self._relaunched = False
@@ -237,7 +237,7 @@ class Measurement:
             self._held.close()
             self._ledger.charge("stop")
         self._relaunched, self._held.anchored = True, False
-        report = self._held.engine.launch(self._trial.served, step_candidates=self._trial.step_candidates)
+        report = self._held.engine.launch(self._trial.configuration, step_candidates=self._trial.step_candidates)
         self._ledger.charge_boot(report.boot_s)
         return report
 

@@ -6,7 +6,7 @@ Ray, no Optuna, no files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -81,17 +81,10 @@ class RecommendingSampler(Protocol):
 
 
 class Observations:
-    """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver.
-
-    A pinned trial is held as what it predicts: its cycles with the accept length that its drafting was measured with
-    (as it is, where its drafting never was).
-    """
+    """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver."""
 
     def __init__(self, observations: Iterable[Observation] = ()) -> None:
         self._by_id = {observation.trial.trial_id: observation for observation in observations}
-        for trial_id, seen in self._by_id.items():
-            if seen.trial.acceptance == "pinned":
-                self._by_id[trial_id] = replace(seen, blocks=tuple(self._combined(seen, each) for each in seen.blocks))
         self._last_started: str | None = None
         self._started_before: str | None = None
 
@@ -139,7 +132,7 @@ class Observations:
         """Add a running trial's newest block and its seconds so far. A repeated attempt starts over at block 0."""
         seen = self._by_id[trial_id]
         kept = tuple(earlier for earlier in seen.blocks if earlier.block_index < block.block_index)
-        self._by_id[trial_id] = replace(seen, blocks=(*kept, self._combined(seen, block)), seconds=dict(seconds))
+        self._by_id[trial_id] = replace(seen, blocks=(*kept, block), seconds=dict(seconds))
 
     def finish(self, trial_id: str, outcome: Outcome) -> None:
         seen = self._by_id[trial_id]
@@ -158,50 +151,17 @@ class Observations:
             nccl_unread=outcome.nccl_unread,
         )
 
-    def is_measured(self, configuration: Configuration) -> bool:
-        """Whether a trial of it ran to its end with real acceptance."""
-        return any(seen.status == "completed" and _is_real(seen) for seen in self.of_configuration(configuration))
-
-    @property
-    def known_drafting(self) -> frozenset[tuple[object, ...]]:
-        """`Configuration.drafting` of every whole trial that told its accept length."""
-        whole = (seen for seen in self if seen.status == "completed" and _is_real(seen))
-        told = (seen for seen in whole if any(block.accept_length is not None for block in seen.blocks))
-        return frozenset(seen.trial.configuration.drafting for seen in told)
-
-    @property
-    def unconfirmed(self) -> frozenset[Configuration]:
-        """Failed with real acceptance and never measured: no prediction of theirs can be trusted."""
-        failed = (seen for seen in self if seen.status == "failed" and seen.kind != "interrupted" and _is_real(seen))
-        return frozenset(each for seen in failed if not self.is_measured(each := seen.trial.configuration))
-
-    def _measured_blocks(self, configuration: Configuration) -> list[BlockSummary]:
-        alike = (seen for seen in self if seen.trial.configuration.drafting == configuration.drafting)
-        whole = (seen for seen in alike if seen.status == "completed" and _is_real(seen))
-        return [block for seen in whole for block in seen.blocks if block.accept_length is not None]
-
-    def _combined(self, seen: Observation, block: BlockSummary) -> BlockSummary:
-        if seen.trial.acceptance == "measured":
-            return block
-        return combine(block, self._measured_blocks(seen.trial.configuration))
-
     def incumbent(self, metric: Metric, *, among: Iterable[Configuration] | None = None) -> Configuration | None:
-        """The configuration with the best mean over its completed trials (the measured ones, where it has any); None
-        while there is none.
+        """The configuration with the best mean over its completed trials; None while there is none.
 
         Args:
             among: only these count (a control outside the space is no candidate); None for all.
         """
         allowed = None if among is None else set(among)
-        doubted = self.unconfirmed
         means: dict[Configuration, list[float]] = {}
         for seen in self:
             configuration = seen.trial.configuration
-            if seen.status != "completed" or configuration in doubted:
-                continue
-            if allowed is not None and configuration not in allowed:
-                continue
-            if not _is_real(seen) and self.is_measured(configuration):
+            if seen.status != "completed" or (allowed is not None and configuration not in allowed):
                 continue
             if (mean := seen.mean(metric)) is not None:
                 means.setdefault(configuration, []).append(mean)
@@ -209,25 +169,6 @@ class Observations:
             return None
         pick = max if MAXIMISED[metric] else min
         return pick(means, key=lambda configuration: sum(means[configuration]) / len(means[configuration]))
-
-
-def combine(pinned: BlockSummary, measured: Sequence[BlockSummary]) -> BlockSummary:
-    """What a pinned block predicts: its cycles, with the accept length that the same prompts had in `measured`.
-
-    tok/s is accept length over cycle time, so it scales with the former. Where none of `measured` ran these prompts,
-    all of them tell the length; without any, or without a length to replace, the block stays as it is.
-    """
-    same = [block for block in measured if block.block_index == pinned.block_index] or measured
-    cycles = sum(block.num_cycles for block in same)
-    if not cycles or not pinned.accept_length:
-        return pinned
-    length = sum((block.accept_length or 1.0) * block.num_cycles for block in same) / cycles
-    tok_s = pinned.tok_s * length / pinned.accept_length
-    return replace(pinned, tok_s=tok_s, accept_length=length, accept_histogram=None)
-
-
-def _is_real(seen: Observation) -> bool:
-    return seen.trial.acceptance == "measured"
 
 
 def block_value(block: BlockSummary, metric: Metric) -> float | None:

@@ -71,7 +71,7 @@ def _observation(
         number=int(row["trial_id"][1:]) if row["role"] == "candidate" else None,
         configuration=configuration,
         requested=space.suggestion(configuration),
-        launch_key=space.launch_key(replace(configuration, pinned=row["acceptance"] == "pinned")),
+        launch_key=space.launch_key(configuration),
         step_candidates=space.step_candidates(configuration),
         acceptance=row["acceptance"],
     )

@@ -11,14 +11,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import optuna
 from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role
-from sweeps.search.mixed_acceptance import acceptance_of, checked_prediction
 from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.schedule import Schedule
@@ -92,7 +90,7 @@ class SweepStudy:
     @property
     def trials_left(self) -> int:
         """How many trials may still come at most, controls and incumbents included."""
-        return 0 if self._finished else self._schedule.trials_left + self._is_unchecked()
+        return 0 if self._finished else self._schedule.trials_left
 
     def ask(self) -> PlannedTrial | None:
         """What to measure next. None: nothing now (other trials must end first), or nothing ever (`finished`)."""
@@ -104,8 +102,6 @@ class SweepStudy:
                 trial = self._candidate()
             elif self.observations.running:
                 return None
-            elif self._is_unchecked():
-                trial = self._beside("incumbent")
             else:
                 self._finished = not (self._schedule.close() or self._withdraw())
         if trial is not None:
@@ -123,8 +119,6 @@ class SweepStudy:
         """Take the end of a trial into the observations and the study."""
         self.observations.finish(trial.trial_id, outcome)
         observed = self.observations[trial.trial_id]
-        if (checked := checked_prediction(self.observations, observed, self._metric)) is not None:
-            self._findings.append(checked)
         if trial.number is None:
             self._optuna.share_control(observed)
             return
@@ -156,10 +150,7 @@ class SweepStudy:
     def _candidate(self) -> PlannedTrial | None:
         self.stop_reason = self._schedule.budget_reached()
         if self.stop_reason is None and (certified := self._certified()) is not None:
-            if not self._is_unchecked():
-                self.stop_reason, self._is_certain = certified, True
-            elif not any(seen.trial.role == "incumbent" for seen in self.observations.running):
-                return self._beside("incumbent")  # counts once its winner was measured
+            self.stop_reason, self._is_certain = certified, True
         if self.stop_reason is not None:
             return None
         open_configurations = self._schedule.open_configurations()
@@ -202,24 +193,18 @@ class SweepStudy:
         trial_id = f"{'k' if role == 'control' else 'i'}{number:04d}"
         return self._planned(trial_id, role, None, configuration, self.space.suggestion(configuration))
 
-    def _is_unchecked(self) -> bool:
-        """Whether only a combination of trials speaks for the incumbent of a mixed sweep."""
-        best = self.incumbent if self.spec.acceptance == "mixed" else None
-        return best is not None and not self.observations.is_measured(best)
-
     def _planned(
         self, trial_id: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
     ) -> PlannedTrial:
-        acceptance = acceptance_of(self.space, self.observations, configuration, role=role)
         return PlannedTrial(
             trial_id=trial_id,
             role=role,
             number=number,
             configuration=configuration,
             requested=requested,
-            launch_key=self.space.launch_key(replace(configuration, pinned=acceptance == "pinned")),
+            launch_key=self.space.launch_key(configuration),
             step_candidates=self.space.step_candidates(configuration),
-            acceptance=acceptance,
+            acceptance=self.spec.acceptance,
         )
 
     def _certified(self) -> str | None:

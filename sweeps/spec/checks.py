@@ -179,17 +179,13 @@ def _missing_files(spec: SweepSpec, key: Key, variables: Mapping[str, str]) -> I
 
 def _acceptance(spec: SweepSpec) -> Iterator[Problem]:
     stated = spec.acceptance
-    for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
-        for name in (name for name in names if name.startswith(SIMULATES_ACCEPTANCE)):
-            if stated == "measured":
+    if stated == "measured":
+        for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
+            for name in (name for name in names if name.startswith(SIMULATES_ACCEPTANCE)):
                 yield Problem((section, "env", name), "simulates acceptance: say so with acceptance: pinned")
-            elif stated == "mixed" and section == "search":
-                yield Problem((section, "env", name), "no dimension of a mixed sweep: write one value to engine.env")
-    if stated == "mixed" and spec.engine.kind == "replay":
-        yield Problem(("acceptance",), "`mixed` wants an engine that can pin acceptance, but a recording cannot")
     length = spec.engine.env.get(PINNED_LENGTH)
     if length is None:
-        if stated == "mixed" or (stated == "pinned" and not spec.engine.is_virtual):
+        if stated == "pinned" and not spec.engine.is_virtual:
             yield Problem(("acceptance",), f"`{stated}` wants the accept length in engine.env as {PINNED_LENGTH}")
     elif stated != "measured" and not _is_length(length):
         yield Problem(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
 from sweeps.spec.engine_kinds import ENGINE_KINDS, EngineKind
-from sweeps.spec.names import DEFAULT_NCCL_SET
+from sweeps.spec.names import DEFAULT_NCCL_SET, Acceptance
 
 Scalar = bool | int | float | str
 Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
@@ -248,9 +248,8 @@ class SweepSpec:
     resources: ResourceSpec = field(default_factory=ResourceSpec)
     target: TargetSpec = field(default_factory=TargetSpec)
     checks: ChecksSpec = field(default_factory=ChecksSpec)
-    acceptance: Literal["measured", "pinned", "mixed"] = "measured"
-    """`pinned`: every server simulates acceptance (rows say so, no recommendation is made from them). `mixed`: a
-    configuration whose drafting was measured elsewhere is only timed, pinned; the two together predict its throughput,
-    and a winner is measured before the sweep ends. The length to pin is SGLANG_SIMULATE_ACC_LEN in `engine.env`."""
+    acceptance: Acceptance = "measured"
+    """`pinned`: every server simulates acceptance; rows say so, and no recommendation is made from them. The length to
+    pin is SGLANG_SIMULATE_ACC_LEN in `engine.env`."""
     allow_unknown_nccl: bool = False
     """Let NCCL_* names pass that no NCCL reads: a misspelt variable as a negative control."""

@@ -14,6 +14,9 @@ SamplerName = Literal["grid", "random", "tpe", "gp", "cycle_model"]
 
 PrunerName = Literal["none", "median", "successive_halving", "hyperband", "wilcoxon", "cycle_bound"]
 
+Acceptance = Literal["measured", "pinned"]
+"""Whether servers verify drafts for real, or simulate how many are accepted."""
+
 SIMULATES_ACCEPTANCE = "SGLANG_SIMULATE_"
 """How the names of SGLang's variables for simulated acceptance begin."""
 

@@ -59,8 +59,6 @@ class Configuration:
     """Values of the `args.*` dimensions."""
     env: Settings = ()
     """Values of the `env.*` dimensions."""
-    pinned: bool = False
-    """Served with simulated acceptance: binds at launch, and is no part of the id (the same point, timed otherwise)."""
 
     @property
     def speculates(self) -> bool:
@@ -114,7 +112,7 @@ class Configuration:
         free = switch_in_place and self.is_chain
         steps = None if free else (self.num_steps, self.num_draft_tokens)
         key = (self.speculates, steps, self.eagle_topk, self.drafter, *self.nccl_and_server_settings)
-        return "l" + _digest((*key, "pinned") if self.pinned else key)
+        return "l" + _digest(key)
 
 
 @dataclass(frozen=True)  # no slots: the enumerations are cached in the instance

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,14 +13,13 @@ from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Outcome
 from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.search.study import SweepStudy
+from sweeps.spec.names import Acceptance
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import StubEngine, stub_context, stub_spec
 
-Stated = Literal["measured", "pinned", "mixed"]
-
 
 def watched(
-    folder: Path, console: Console, *, wall_s_per_block: float = 0.0, acceptance: Stated = "measured"
+    folder: Path, console: Console, *, wall_s_per_block: float = 0.0, acceptance: Acceptance = "measured"
 ) -> tuple[SweepProgress, SweepStudy]:
     """Run the stub sweep under a progress display, with a wall clock of the test's own."""
     spec = stub_spec("study: {pruner: {name: median, options: {n_startup_trials: 1}}}\n")
@@ -57,12 +56,10 @@ def text_of(folder: Path, **options: Any) -> tuple[list[str], SweepProgress, Swe
 
 
 def test_pinned_trials_say_so_in_the_log_and_in_the_table(tmp_path: Path) -> None:
-    lines, progress, study, sink = text_of(tmp_path, acceptance="mixed")
-    pinned = {seen.trial.trial_id for seen in study.observations if seen.trial.acceptance == "pinned"}
-    assert 0 < len(pinned) < len(study.observations)
-    for line in (line for line in lines if line.startswith("trial ")):
-        trial_id = line.split()[6]
-        assert ("pinned" in line.split("|")[0]) == (trial_id in pinned)
+    lines, progress, study, sink = text_of(tmp_path, acceptance="pinned")
+    told = [line for line in lines if line.startswith("trial ")]
+    assert len(told) == len(study.observations)
+    assert all("pinned" in line.split("|")[0] for line in told)
     progress.console.print(progress.summary())
     shown = sink.getvalue().splitlines()[len(lines) :]
     assert any("completed, pinned" in line for line in shown)

@@ -27,10 +27,8 @@ from sweeps.search.optuna_study import InvalidSuggestion, open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import ResourceSpec, SweepSpec
-from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
-from tests.sweeps.search.test_study import MIXED
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
 
 pytestmark = pytest.mark.ray
@@ -136,31 +134,6 @@ def test_a_sweep_prunes_refuses_and_keeps_its_actor(weird_tmp_path: Path) -> Non
 
 def open_simulated(spec: SweepSpec, folder: ResultsFolder) -> SimulatedEngine:
     return SimulatedEngine(spec)
-
-
-def test_a_mixed_sweep_measures_the_winner_that_it_had_only_timed(tmp_path: Path) -> None:
-    spec = parse_spec(MIXED.replace("NOISE", "0.5"), source="mixed")
-    study, num_errors, notes, folder = sweep(spec, tmp_path, open_engine=open_simulated)
-    assert num_errors == 0
-    assert study.finished
-    rows = [row for row in trials(folder).values() if row["status"] == "completed"]
-    roles = {(row["role"], row["acceptance"]) for row in rows}
-    assert roles == {
-        ("control", "measured"),
-        ("candidate", "measured"),
-        ("candidate", "pinned"),
-        ("incumbent", "measured"),
-    }
-    for row in rows:
-        environment = dict(row["environment"])  # type: ignore[call-overload]
-        assert ("SGLANG_SIMULATE_ACC_LEN" in environment) == (row["acceptance"] == "pinned")
-    assert study.incumbent is not None
-    winner = [row for row in rows if row["configuration_id"] == study.incumbent.configuration_id]
-    assert {row["acceptance"] for row in winner} == {"pinned", "measured"}
-    events = read_table(folder, "events").to_pylist()
-    (checked,) = (row for row in events if row["event"] == "prediction_checked")
-    assert set(dict(checked["numbers"])) == {"predicted", "measured", "share"}
-    assert len(notes.outcomes) == len(rows)
 
 
 def test_steps_are_switched_in_one_actor_where_no_gpu_is_asked_for(tmp_path: Path) -> None:

@@ -56,9 +56,6 @@ class Recording:
         folder = ResultsFolder(root)
         self.manifest = folder.read_manifest()
         trials = [row for row in read_table(folder, "trials").to_pylist() if row["configuration_id"]]
-        if any(row["num_steps"] and row["acceptance"] == "measured" for row in trials):
-            # beside these, a pinned trial of the same configuration ran at a rate that nothing has
-            trials = [row for row in trials if row["acceptance"] == "measured"]
         owner = {(row["trial_id"], row["attempt"]): row["configuration_id"] for row in trials}
         blocks = read_table(folder, "blocks").to_pylist()
         if not blocks:

@@ -36,13 +36,11 @@ class LengthModel:
     Args:
         rows: every configuration -> its row in the draws, in their order.
         terms: of the factor `accept_length`.
-        corrects_chains: the terms hold for chains as well as for trees.
     """
 
     space: Space
     rows: Mapping[Configuration, int]
     terms: tuple[Term, ...]
-    corrects_chains: bool = False
     _widened: bool = False
     _correction: FactorModel = field(init=False)
     _chains: dict[str | None, ChainModel] = field(default_factory=dict)
@@ -108,9 +106,7 @@ class LengthModel:
         self._correction = FactorModel(own, multiplies=False, particles=_PARTICLES)
 
     def _tells(self, seen: Observation) -> bool:
-        """In a mixed sweep a pinned trial repeats the accept length of other trials: it counts once, there."""
-        repeats = seen.trial.acceptance == "pinned" and self.space.spec.acceptance == "mixed"
-        return not repeats and any(block.accept_length is not None for block in seen.blocks)
+        return any(block.accept_length is not None for block in seen.blocks)
 
     def _references(self, telling: list[Observation]) -> list[Observation]:
         """Chain trials that share one curve: all of them, or once that failed those of the control's settings."""
@@ -156,8 +152,7 @@ class LengthModel:
 
     def _corrected(self, lengths: Floats, rng: np.random.Generator) -> Floats:
         model, draws = self._correction, lengths.shape[1]
-        with_chains = self._widened or self.corrects_chains
-        kept = [entry for entry in self._residuals if with_chains or not entry.configuration.is_chain]
+        kept = [entry for entry in self._residuals if self._widened or not entry.configuration.is_chain]
         if not model.design.terms:
             return lengths
         if not kept:
@@ -173,7 +168,7 @@ class LengthModel:
         model.fit(data, rng)
         shift = model.draw(draws, rng)
         plain = self._steps == 0
-        shift[plain if with_chains else plain | self._is_chain] = 0.0
+        shift[plain if self._widened else plain | self._is_chain] = 0.0
         return self._times(lengths, shift)
 
     def _times(self, lengths: Floats, shift: Floats) -> Floats:

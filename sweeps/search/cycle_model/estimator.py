@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -57,13 +57,7 @@ class Estimator:
         for member in space.configurations():
             if member.speculates:
                 self._beside.setdefault(member.nccl_and_server_settings, []).append(member)
-        served = space.configurations()
-        if (stated := space.spec.acceptance) == "pinned":
-            served = tuple(replace(member, pinned=True) for member in served)
-        self._launch_keys = np.array([space.launch_key(member) for member in served])
-        self._pinned_keys = np.array(
-            [space.launch_key(replace(member, pinned=True)) for member in served] if stated == "mixed" else []
-        )
+        self._launch_keys = np.array([space.launch_key(member) for member in space.configurations()])
         self._model: CycleModel | None = None
 
     @classmethod
@@ -77,12 +71,11 @@ class Estimator:
         self,
         *,
         seed: int,
-        influence: Mapping[str, Iterable[str]] | None,
         draws: int,
         prior: AllReducePrior | None = None,
     ) -> None:
         self._draws = draws
-        self._model = CycleModel(self.space, influence=influence, prior=prior, seed=seed)
+        self._model = CycleModel(self.space, prior=prior, seed=seed)
 
     @property
     def model(self) -> CycleModel:
@@ -279,13 +272,10 @@ class Estimator:
     def _best_measured(self) -> Configuration | None:
         if self._posterior is None:
             return None
-        refused = self.observations.unconfirmed
         measured = [
             seen.trial.configuration
             for seen in self.observations
-            if seen.status == "completed"
-            and seen.trial.configuration in self._members
-            and seen.trial.configuration not in refused
+            if seen.status == "completed" and seen.trial.configuration in self._members
         ]
         return max(measured, key=self._mean, default=None)
 
@@ -314,9 +304,7 @@ class Estimator:
 
     def _failed(self) -> set[Configuration]:
         ended = [seen for seen in self.observations if seen.status == "failed" and seen.kind != "interrupted"]
-        return {seen.trial.configuration for seen in ended if seen.trial.role == "candidate"} | (
-            self.observations.unconfirmed if self.space.spec.acceptance == "mixed" else frozenset()
-        )
+        return {seen.trial.configuration for seen in ended if seen.trial.role == "candidate"}
 
     def _failure_risk(self, candidates: Sequence[Configuration]) -> Floats:
         """Share of failed launches with the same NCCL set or the same arguments."""
@@ -347,12 +335,6 @@ class Estimator:
         blocks_s = (float(np.mean(per_block)) if per_block else 5.0) * self.space.spec.workload.blocks
         live = self.observations.live_launch_key
         here = self._launch_keys[rows] == live
-        if self._pinned_keys.size:
-            known = self.observations.known_drafting
-            here |= [
-                pinned and self.model.members[row].drafting in known
-                for row, pinned in zip(rows, self._pinned_keys[rows] == live, strict=True)
-            ]
         return np.where(here, 0.0, boot_s) + blocks_s
 
 

@@ -8,7 +8,7 @@ are tested against every new measurement; one that fails is widened, with its nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from sweeps.search.cycle_model.block_series import block_spread, forward_ms, num
 from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
 from sweeps.search.cycle_model.pinned_length import PinnedLength
 from sweeps.search.cycle_model.random_effects import QUIET, FactorModel, Measurements
-from sweeps.search.cycle_model.terms import WIDENED, Factor, Floats, Term, design, influence_of
+from sweeps.search.cycle_model.terms import TERMS, WIDENED, Factor, Floats, Term, design
 from sweeps.search.observations import Observation, Observations
 from sweeps.spec.names import PINNED_LENGTH
 from sweeps.spec.space import Configuration, Space
@@ -52,12 +52,10 @@ class CycleModel:
     """The model of one sweep.
 
     Args:
-        influence: factor -> dimensions that may change it, in place of the table's.
         prior: what an all-reduce takes by NCCL set, where it was timed.
     """
 
     space: Space
-    influence: Mapping[str, Iterable[str]] | None = None
     prior: AllReducePrior | None = None
     seed: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -82,12 +80,12 @@ class CycleModel:
         self._rows = {member: row for row, member in enumerate(self.members)}
         self._speculates = np.array([member.speculates for member in self.members])
         self._rng = np.random.default_rng((self.seed, 0xC1C))
-        self._terms = influence_of(self.influence)
+        self._terms = dict(TERMS)
         lengths = self._terms.pop("accept_length")
-        spec, corrected = self.space.spec, self.influence is not None
+        spec = self.space.spec
         pinned = spec.engine.env.get(PINNED_LENGTH) if spec.acceptance == "pinned" else None
         self._lengths = (
-            LengthModel(self.space, self._rows, lengths, corrects_chains=corrected)
+            LengthModel(self.space, self._rows, lengths)
             if pinned is None
             else PinnedLength(self.members, pinned=float(pinned))
         )

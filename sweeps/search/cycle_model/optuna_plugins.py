@@ -9,7 +9,6 @@ reach the incumbent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ class CycleModelSampler(BaseSampler):
     """Suggests whole configurations of the finite space.
 
     Args:
-        influence: factor (`forward`, `draft`, `rest`, `accept_length`) -> every dimension that may change it, in place
-            of the table in `cycle_influence`.
         allreduce: `allreduce.parquet` of `ray_jobs.allreduce_table` with this spec's sets, timed on this machine at
             this model's bytes a token: where NCCL sets start from.
         draws: posterior draws per decision.
@@ -46,14 +43,13 @@ class CycleModelSampler(BaseSampler):
         observations: Observations,
         *,
         seed: int | None = None,
-        influence: Mapping[str, Iterable[str]] | None = None,
         allreduce: str | None = None,
         draws: int = 256,
     ) -> None:
         self._space = space
         self._estimator = Estimator.of(space, observations)
         prior = read_prior(Path(allreduce)) if allreduce else None
-        self._estimator.configure(seed=seed or 0, influence=influence, draws=draws, prior=prior)
+        self._estimator.configure(seed=seed or 0, draws=draws, prior=prior)
         self._random = optuna.samplers.RandomSampler(seed=seed)
         self._drained = 0
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.spec.document import SpecError
 from sweeps.spec.model import Scalar
-from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
 
 Factor = Literal["forward", "draft", "rest", "accept_length"]
@@ -71,7 +69,7 @@ EXPECTED = "expected"
 _SMALL, _MIDDLE = (0.0005, 0.003, 0.02), (0.0005, 0.005, 0.05, 0.4)
 _NCCL = (0.0005, 0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
 
-INFLUENCE: Mapping[Factor, tuple[Term, ...]] = {
+TERMS: Mapping[Factor, tuple[Term, ...]] = {
     # The target's forward, inside verify or as a plain step. Collectives add milliseconds, they multiply nothing.
     "forward": (
         Term(),
@@ -211,37 +209,6 @@ def level(configuration: Configuration, name: str) -> Scalar | None:
         return dict(configuration.env)[key]
     value: Scalar | None = getattr(configuration, name)
     return value
-
-
-def influence_of(overrides: Mapping[str, Iterable[str]] | None = None) -> dict[Factor, tuple[Term, ...]]:
-    """INFLUENCE with the overrides of a spec: factor -> every dimension that may change it, as levels.
-
-    Raises SpecError for a factor or dimension that does not exist.
-    """
-    terms = dict(INFLUENCE)
-    for name, dimensions in (overrides or {}).items():
-        if name not in get_args(Factor):
-            raise SpecError(f"influence: no factor {name!r}; there are {', '.join(get_args(Factor))}")
-        factor: Factor = name  # type: ignore[assignment]
-        wanted = tuple(dimensions)
-        for dimension in wanted:
-            if dimension.partition(".")[0] not in _DIMENSIONS:
-                raise SpecError(f"influence.{name}: no dimension {dimension!r}; there are {', '.join(_DIMENSIONS)}")
-        renamed = tuple(_LEVEL_NAMES.get(dimension, dimension) for dimension in wanted)
-        kept = tuple(term for term in terms[factor] if all(_allowed(level, renamed) for level in term.levels))
-        present = {level for term in kept if len(term.levels) == 1 and not term.lines for level in term.levels}
-        added = tuple(Term(levels=(each,), scales=_MIDDLE) for each in renamed if each not in present)
-        terms[factor] = (*kept, *added)
-    return terms
-
-
-_DIMENSIONS = (*DRAFTING, "nccl", "args", "env")
-_LEVEL_NAMES = {"num_steps": "steps", "num_draft_tokens": "tokens"}
-
-
-def _allowed(name: str, wanted: tuple[str, ...]) -> bool:
-    """`args` in a term is allowed where the override names `args` or one of its dimensions."""
-    return any(each == name or each.startswith(f"{name}.") for each in wanted)
 
 
 def _expanded(terms: Iterable[Term], configurations: tuple[Configuration, ...]) -> Iterable[Term]:

@@ -54,8 +54,8 @@ class TestReplay(EngineContract):
         assert bench.engine.run_anchor(bench.blocks[-1]) is None
         assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
 
-    def test_only_a_pinned_launch_simulates_acceptance_and_it_is_never_switched_into(self, bench: Bench) -> None:
-        pytest.skip("a recording cannot pin acceptance: a spec that asks for both is refused")
+    def test_a_pinned_sweep_simulates_acceptance_in_every_server(self, bench: Bench) -> None:
+        pytest.skip("a recording cannot simulate acceptance: it holds what was measured")
 
 
 class TestStub(EngineContract):

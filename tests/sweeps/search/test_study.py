@@ -4,24 +4,21 @@ import itertools
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from sweeps.engines.base import EngineError, LaunchReport
-from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.engines.base import EngineError
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, recover
-from sweeps.results.tables import ResultsFolder, read_table
+from sweeps.results.tables import ResultsFolder
 from sweeps.search.observations import Observations
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import EngineSpec, SweepSpec
-from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
@@ -236,7 +233,6 @@ class TestResume:
         untold = first.ask()
         assert untold is not None
         from sweeps.engines.summary import BlockSummary
-        from sweeps.measure.trial import Measurement
 
         measurement = Measurement(HeldEngine(StubEngine()), untold, context)
         while isinstance(measurement.advance(), BlockSummary):
@@ -327,123 +323,6 @@ def test_configurations_that_the_version_refuses_take_no_budget_and_stay_known_o
     assert study_of(spec, observations=again).candidates_left == 0
 
 
-MIXED = """
-sweep: mixed
-acceptance: mixed
-engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8, noise: NOISE, env: {SGLANG_SIMULATE_ACC_LEN: "3"}}
-search:
-  num_steps: [1, 2, 3]
-  drafter: [k]
-  nccl: [simple, tree-simple, default]
-nccl_sets:
-  simple: {NCCL_ALGO: Ring, NCCL_PROTO: Simple}
-  tree-simple: {NCCL_ALGO: "allreduce:tree", NCCL_PROTO: Simple}
-drafters: {k: kimi-k2.5-eagle3}
-workload: {prompt_tokens: 16, output_tokens: 128, blocks: 4, warmup_blocks: 1}
-control: {every: 0, incumbent: false}
-"""
-"""NCCL's default is the fastest and comes last, so that a grid only times it."""
-
-
-def mixed(
-    tmp_path: Path, extra: str = "", *, noise: float = 0.0, engine: type[SimulatedEngine] = SimulatedEngine
-) -> tuple[SweepStudy, list[PlannedTrial], list[dict[str, Any]]]:
-    spec = parse_spec(MIXED.replace("NOISE", str(noise)) + extra, source="mixed")
-    study = SweepStudy(spec, Space(spec))
-    trials = drive(study, HeldEngine(engine(spec)), stub_context(spec, tmp_path))
-    return study, trials, read_table(ResultsFolder(tmp_path), "trials").sort_by("started_at").to_pylist()
-
-
-def test_a_mixed_sweep_times_what_it_knows_the_drafting_of_and_measures_its_winner(tmp_path: Path) -> None:
-    study, trials, rows = mixed(tmp_path)
-    assert [trial.acceptance for trial in trials if trial.role == "candidate"] == ["measured"] * 3 + ["pinned"] * 6
-    assert [row["acceptance"] for row in rows] == [trial.acceptance for trial in trials]
-    for row in rows:
-        assert ("SGLANG_SIMULATE_ACC_LEN" in dict(row["environment"])) == (row["acceptance"] == "pinned")
-    assert study.incumbent is not None
-    assert study.incumbent.nccl_set == "default"
-    (check,) = (trial for trial in trials if trial.role == "incumbent")
-    assert (check.configuration, check.acceptance) == (study.incumbent, "measured")
-    timed = next(trial for trial in trials if trial.configuration == check.configuration)
-    assert timed.acceptance == "pinned"
-    assert timed.launch_key != check.launch_key
-    assert timed.configuration.configuration_id == check.configuration.configuration_id
-    assert len({row["launch_key"] for row in rows if row["role"] == "candidate"}) == 3, "steps share a pinned server"
-    finding = next(each for each in study.drain_findings() if each.event == "prediction_checked")
-    assert finding.numbers["measured"] == pytest.approx(finding.numbers["predicted"], rel=0.01)
-    assert check.configuration.label in finding.detail
-
-
-def test_what_is_pinned_predicts_what_is_measured(tmp_path: Path) -> None:
-    study, _, rows = mixed(tmp_path)
-    engine = SimulatedEngine(study.spec)
-    raw = {row["trial_id"] for row in rows if row["acceptance"] == "pinned"}
-    for trial_id in raw:
-        seen = study.observations[trial_id]
-        true = engine.expected_tok_s(seen.trial.configuration, num_blocks=4)
-        assert seen.mean("tok_s") == pytest.approx(true, rel=0.02)
-        assert seen.trial.configuration.num_steps == 2 or seen.mean("tok_s") != pytest.approx(
-            1000.0 * min(3.0, seen.trial.configuration.num_steps + 1) / (seen.mean("cycle_ms") or 1.0), rel=0.02
-        )
-
-
-@pytest.mark.parametrize("extra", ["budget: {trials: 8}\n", "study: {sampler: {name: tpe}}\n"])
-def test_however_a_mixed_sweep_ends_its_winner_was_measured(extra: str, tmp_path: Path) -> None:
-    study, trials, _ = mixed(tmp_path, extra, noise=1.0)
-    assert study.finished
-    assert study.incumbent is not None
-    assert study.observations.is_measured(study.incumbent)
-    assert len([trial for trial in trials if trial.role == "incumbent"]) <= 2
-
-
-def test_a_certificate_counts_once_the_winner_was_measured(tmp_path: Path) -> None:
-    extra = "study: {sampler: {name: cycle_model}, pruner: {name: cycle_bound}, stop_probability: 0.95}\n"
-    study, trials, _ = mixed(tmp_path, extra, noise=0.3)
-    assert study.stop_reason is not None
-    assert study.stop_reason.startswith("P(incumbent within")
-    assert study.incumbent is not None
-    assert study.observations.is_measured(study.incumbent)
-    assert "pinned" in {trial.acceptance for trial in trials}
-    assert {trial.acceptance for trial in trials if trial.role != "candidate"} == {"measured"}
-
-
-class _ServesItOnlyPinned(SimulatedEngine):
-    """The winner dies as soon as tokens are really verified."""
-
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
-        report = super().launch(configuration, step_candidates=step_candidates)
-        if configuration.speculates and configuration.nccl_set == "default" and not configuration.pinned:
-            raise EngineError("told to", stage="first_request", kind="gpu_oom")
-        return report
-
-
-def test_a_prediction_that_cannot_be_measured_is_never_the_winner(tmp_path: Path) -> None:
-    study, trials, _ = mixed(tmp_path, engine=_ServesItOnlyPinned)
-    assert study.finished
-    assert study.incumbent is not None
-    assert study.incumbent.nccl_set != "default"
-    assert study.observations.is_measured(study.incumbent)
-    checks = [trial.configuration for trial in trials if trial.role == "incumbent"]
-    assert len(set(checks)) == len(checks), "each of them was tried once"
-    assert checks[-1] == study.incumbent
-    assert study.observations.unconfirmed == set(checks[:-1])
-
-
-def test_a_mixed_sweep_that_was_interrupted_before_the_check_goes_on_with_it(tmp_path: Path) -> None:
-    study, trials, _ = mixed(tmp_path)
-    folder, (check,) = ResultsFolder(tmp_path), (trial for trial in trials if trial.role == "incumbent")
-    folder.part("trials", check.trial_id, 1).unlink()
-    again = read_observations(folder, study.space)
-    for seen in again:
-        assert seen.trial == study.observations[seen.trial.trial_id].trial
-        assert seen.mean("tok_s") == pytest.approx(study.observations[seen.trial.trial_id].mean("tok_s"))
-    resumed = SweepStudy(study.spec, study.space, observations=again)
-    assert resumed.trials_left == 1, "the last control is there, the check is not"
-    asked = resumed.ask()
-    assert asked is not None
-    assert (asked.role, asked.configuration, asked.acceptance) == ("incumbent", check.configuration, "measured")
-
-
 def test_an_incumbent_whose_repeat_was_interrupted_is_repeated_by_the_next_driver(tmp_path: Path) -> None:
     spec = stub_spec("budget: {trials: 2}\n")
     study, trials = run(spec, tmp_path)
@@ -459,30 +338,3 @@ def test_an_incumbent_whose_repeat_was_interrupted_is_repeated_by_the_next_drive
     resumed.tell(asked, Outcome(status="completed"))
     assert resumed.ask() is None
     assert resumed.finished
-
-
-@pytest.mark.parametrize("sampler", ["grid", "cycle_model"])
-def test_a_mixed_sweep_on_two_nodes_checks_its_winner_once(sampler: str, tmp_path: Path) -> None:
-    stop = ", stop_probability: 0.95" if sampler == "cycle_model" else ""
-    extra = f"study: {{sampler: {{name: {sampler}}}{stop}}}\n"
-    spec = parse_spec(MIXED.replace("NOISE", "0.3") + extra, source="mixed")
-    study, context = SweepStudy(spec, Space(spec)), stub_context(spec, tmp_path)
-    nodes = [HeldEngine(SimulatedEngine(spec)) for _ in range(2)]
-    running: list[tuple[HeldEngine, PlannedTrial, Measurement]] = []
-    checks: list[Configuration] = []
-    while not study.finished or running:
-        while len(running) < 2 and (trial := study.ask()) is not None:
-            held = next(node for node in nodes if node not in [each for each, *_ in running])
-            running.append((held, trial, Measurement(held, trial, context)))
-            checks += [trial.configuration] if trial.role == "incumbent" else []
-        for entry in list(running):
-            _, trial, measurement = entry
-            result = measurement.advance()
-            if isinstance(result, Outcome):
-                running.remove(entry)
-                study.tell(trial, result)
-            else:
-                study.report(trial, result, seconds=measurement.seconds)
-    assert study.incumbent is not None
-    assert study.observations.is_measured(study.incumbent)
-    assert len(checks) == len(set(checks))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,6 @@ from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine, profile_of
 from sweeps.engines.simulated.machine_profile import Fault
 from sweeps.engines.summary import summarise
-from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, TableError, read_table
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
@@ -199,32 +196,3 @@ def test_a_folder_that_is_no_recording_is_refused(spec: SweepSpec, tmp_path: Pat
         ReplayEngine(replaying(spec, tmp_path))
     with pytest.raises(SpecError, match=r"engine\.recording"):
         ReplayEngine(replace(spec, engine=replace(spec.engine, kind="replay", recording=None)))
-
-
-def test_of_a_mixed_recording_only_measured_blocks_run_again(tmp_path: Path) -> None:
-    mixed = parse_spec(SPEC, source="spec")
-    mixed = replace(mixed, acceptance="mixed", engine=replace(mixed.engine, env={"SGLANG_SIMULATE_ACC_LEN": "3"}))
-    space, folder = Space(mixed), ResultsFolder(tmp_path)
-    folder.manifest.write_text(json.dumps({"sweep_id": "s1", "schema_version": 1}), encoding="utf-8")
-    held = HeldEngine(engine=SimulatedEngine(mixed))
-    context = TrialContext(sweep_id="s1", folder=folder, blocks=blocks_of(mixed), num_gpus=8)
-    for number, (steps, acceptance) in enumerate([(0, "measured"), (2, "pinned"), (2, "measured"), (1, "pinned")]):
-        trial = PlannedTrial(
-            trial_id=f"t{number:04d}",
-            role="candidate",
-            number=number,
-            configuration=pick(mixed, steps),
-            requested=space.suggestion(pick(mixed, steps)),
-            launch_key=str(number),
-            acceptance=acceptance,  # type: ignore[arg-type]
-        )
-        measurement = Measurement(held, trial, context)
-        while not isinstance(measurement.advance(), Outcome):
-            pass
-    engine = ReplayEngine(replaying(parse_spec(SPEC, source="spec"), tmp_path))
-    measured = {row["wall_s"] for row in read_table(folder, "blocks").to_pylist() if row["trial_id"] == "t0002"}
-    engine.launch(pick(mixed, 2))
-    walls = {engine.run_block(block).wall_s for block in blocks_of(mixed) if not block.warmup}
-    assert walls <= measured
-    with pytest.raises(EngineError, match="not among the 2 recorded configurations"):
-        engine.launch(pick(mixed, 1))

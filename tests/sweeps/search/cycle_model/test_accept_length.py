@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sweeps.search.cycle_model.accept_length import LengthModel
-from sweeps.search.cycle_model.terms import INFLUENCE
+from sweeps.search.cycle_model.terms import TERMS
 from sweeps.search.observations import Observations
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
@@ -16,7 +16,7 @@ TREES = SPEC.replace("num_steps: [0, 1, 2, 3, 5, 7]", "num_steps: [0, 3, 5]\n  e
 def model_of(spec: str) -> tuple[Space, LengthModel]:
     space = Space(parse_spec(spec, source="model"))
     rows = {member: number for number, member in enumerate(space.configurations())}
-    return space, LengthModel(space, rows, INFLUENCE["accept_length"])
+    return space, LengthModel(space, rows, TERMS["accept_length"])
 
 
 def launched(observations: Observations) -> dict[str, int]:

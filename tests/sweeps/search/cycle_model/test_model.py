@@ -239,28 +239,6 @@ def test_draws_of_a_factor_cover_what_they_do_not_know() -> None:
     assert inside / tries > 0.8
 
 
-def test_a_pinned_trial_of_a_mixed_sweep_tells_the_cycle_and_no_accept_length() -> None:
-    spec = replace(parse_spec(SPEC, source="model"), acceptance="mixed")
-    space = Space(spec)
-    first = observed(space, [(0, "default"), (7, "default"), (3, "default"), (1, "default")])
-    length = 1.0 + sum(survival(3))
-    configuration = space.configurations()[row(space, 3, "a")]
-    trial = replace(plan(configuration, space, "t0009"), acceptance="pinned")
-    first.start(trial)
-    for block in blocks_of(configuration, np.random.default_rng(1)):
-        pinned = replace(block, accept_length=4.0, accept_histogram=(0, 0, 0, 0, 400), tok_s=block.tok_s * 4.0 / length)
-        first.add_block("t0009", pinned, seconds={"launch": 400.0, "measure": 40.0})
-    first.finish("t0009", Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}))
-    model = CycleModel(space)
-    posterior = model.posterior(first)
-    assert posterior is not None
-    at = row(space, 3, "a")
-    assert posterior.accept_length[at].mean() == pytest.approx(length, rel=0.02)
-    assert posterior.tok_s[at].mean() == pytest.approx(truth(configuration), rel=0.01)
-    assert model.adjusted_length(first["t0009"]) is None
-    assert model.adjusted_length(first["t0002"]) is not None
-
-
 def test_where_another_kernel_all_reduces_one_set_tells_of_all() -> None:
     space = Space(parse_spec(SPEC, source="model"))
     wanted = [(0, "default"), (7, "default"), (3, "default"), (1, "default")]

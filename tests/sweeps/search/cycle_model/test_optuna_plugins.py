@@ -10,7 +10,6 @@ from benchmarks.policies import POLICIES, run_policy
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.records import Outcome
 from sweeps.search.cycle_model.optuna_plugins import CycleBoundPruner, CycleModelSampler
-from sweeps.search.mixed_acceptance import acceptance_of
 from sweeps.search.observations import CertifyingSampler, DecidingPruner, Observation, Observations, RecommendingSampler
 from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
@@ -121,13 +120,6 @@ def test_a_configuration_that_failed_is_not_asked_again() -> None:
     assert len(set(failed)) == 4
 
 
-def test_the_influence_of_a_dimension_comes_from_the_spec() -> None:
-    choice = "{name: cycle_model, options: {influence: {accept_length: [nccl, eagle_topk]}}}"
-    study_of(f"study: {{sampler: {choice}}}\n")
-    with pytest.raises(SpecError, match="no factor 'verify'"):
-        study_of("study: {sampler: {name: cycle_model, options: {influence: {verify: [nccl]}}}}\n")
-
-
 @pytest.mark.parametrize("option", ["risk: 0.9", "p_threshold: 0.0"])
 def test_levels_that_are_none_are_refused(option: str) -> None:
     with pytest.raises(SpecError, match="refuses"):
@@ -205,32 +197,6 @@ def measure_or_stop(study: SweepStudy, rng: np.random.Generator) -> None:
     for block in blocks_of(trial.configuration, rng):
         study.report(trial, block, seconds={"launch": 400.0, "measure": 40.0})
     study.tell(trial, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}))
-
-
-def test_a_mixed_sweep_knows_which_server_its_next_trial_needs() -> None:
-    """A launch costs what one costs exactly where the trial would not run on the server that is up."""
-    space = Space(replace(parse_spec(SPEC + CHOICES, source="search"), acceptance="mixed"))
-    observations, rng, up = Observations(), np.random.default_rng(0), set()
-    sampler = CycleModelSampler(space, observations, seed=0)
-    rows = np.arange(len(space.configurations()))
-    asked = [(0, "default"), (7, "default"), (3, "default"), (3, "a"), (7, "a"), (1, "b"), (7, "b"), (3, "c"), (1, "c")]
-    for number, (steps, nccl) in enumerate(asked):
-        configuration = space.resolve({"num_steps": steps, "nccl": nccl})
-        acceptance = acceptance_of(space, observations, configuration, role="candidate")
-        trial = replace(plan(configuration, space, f"t{number:04d}"), acceptance=acceptance)
-        trial = replace(trial, launch_key=space.launch_key(trial.served))
-        observations.start(trial)
-        seconds = {"launch": 400.0, "measure": 40.0}
-        for block in blocks_of(configuration, rng):
-            observations.add_block(trial.trial_id, block, seconds=seconds)
-        observations.finish(trial.trial_id, Outcome(status="completed", relaunched=True, seconds=seconds))
-        up.add(acceptance)
-        costs = sampler._estimator._cost_s(rows)
-        for member, cost in zip(space.configurations(), costs, strict=True):
-            wanted = acceptance_of(space, observations, member, role="candidate")
-            needed = space.launch_key(replace(member, pinned=wanted == "pinned"))
-            assert (cost < 400.0) == (needed == trial.launch_key)
-    assert up == {"measured", "pinned"}
 
 
 def certain(extra: str) -> tuple[SweepStudy, np.random.Generator]:
