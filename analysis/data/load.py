@@ -291,7 +291,7 @@ def _warnings(
         if len(values) > 1:
             yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
     if "pinned" in latest["acceptance"].to_list():
-        yield "acceptance is pinned (the server simulates it): cycle times hold, throughput recommends nothing"
+        yield "acceptance is pinned (simulated by the server): cycle times are valid, throughput is not"
     yield from _clocks_apart(trials, blocks)
     throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))
     if not throttled.is_empty():
@@ -299,7 +299,7 @@ def _warnings(
         yield f"GPUs reported throttling in {throttled.height} blocks of {count} trials"
     for concurrency, reached in _crowds(blocks):
         if reached < _CROWDED * concurrency:
-            yield f"{concurrency} requests at a time were wanted, but {reached:.1f} shared a cycle on average"
+            yield f"{concurrency} requests at a time were asked for, but only {reached:.1f} shared a cycle on average"
     extra = sorted(evidence.filter(pl.col("grade") == "extra")["setting"].unique())
     if extra:
-        yield f"set in the server though the sweep did not ask for it: {', '.join(extra)}"
+        yield f"set in the server, but not by the sweep: {', '.join(extra)}"

@@ -50,14 +50,14 @@ def corrections(stated: pl.DataFrame, corrected: pl.DataFrame) -> list[str]:
     if others.height:
         kernels = ", ".join(sorted(others["served"].unique()))
         lines.append(
-            f"in {others['launch'].n_unique()} servers the trace shows `{kernels}` doing the all-reduces, where the "
-            "trials table says NCCL: no NCCL setting acted on them there"
+            f"{others['launch'].n_unique()} servers: table `trials` says NCCL did the all-reduces, but the trace shows "
+            f"`{kernels}`. NCCL settings had no effect in those servers"
         )
     by_nccl = wrong.filter(pl.col("served") == "nccl")
     if by_nccl.height:
         stated_as = ", ".join(sorted(by_nccl["stated"].unique()))
         lines.append(
-            f"in {by_nccl['launch'].n_unique()} servers the trace shows NCCL doing the all-reduces, where the trials "
-            f"table says {stated_as}: NCCL settings may have acted there"
+            f"{by_nccl['launch'].n_unique()} servers: table `trials` says {stated_as} did the all-reduces, but the "
+            "trace shows NCCL. NCCL settings may have had an effect in those servers"
         )
     return lines

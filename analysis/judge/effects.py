@@ -36,8 +36,8 @@ _ALPHA = 1 - CONFIDENCE
 ASSUMED_LAUNCH_SPREAD = 0.08
 """Standard deviation of a launch's log value where no repeat tells it. The founding case's baseline fell from 89 to
 82.2 tok/s between two sessions without a known cause: ln(89 / 82.2) = 7.9 %."""
-_TAKEN = f"launches are taken to differ by {100 * ASSUMED_LAUNCH_SPREAD:.0f} %"
-_WIDE = "the interval holds both no difference and one beyond the margin"
+_TAKEN = f"launches are assumed to differ by {100 * ASSUMED_LAUNCH_SPREAD:.0f} %"
+_WIDE = "the interval includes both no difference and a difference beyond the margin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +203,9 @@ def _judged(effect: Effect, difference: float, equivalence: float | None, family
         return replace(effect, verdict=_direction(effect), reason=None)
     if effect.p_difference is not None and effect.p_difference < _ALPHA:
         return replace(
-            effect, verdict="undecided", reason=f"differs on its own, but not after Holm over {family} comparisons"
+            effect,
+            verdict="undecided",
+            reason=f"significant on its own, but not after Holm's correction over {family} comparisons",
         )
     return replace(effect, verdict="undecided", reason=_wide(effect))
 

@@ -139,7 +139,7 @@ def _factors_of(
         pairs, idle = active, None
     trees = {point.settings["num_draft_tokens"] for pair in pairs for point in pair}
     if dimension in ("num_steps", "eagle_topk") and len(trees) > 1:
-        notes.append("draft tokens change with it")
+        notes.append("the number of draft tokens changes too")
     for metric in FACTOR_METRICS:
         seen = observed[metric]
         usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
@@ -149,7 +149,7 @@ def _factors_of(
         if effect is not None and idle is not None:
             effect = not_exercised(effect, idle)
         elif effect is not None and results.pinned and metric in ("tok_s", "accept_length"):
-            effect = withheld(effect, "acceptance was pinned, not observed")
+            effect = withheld(effect, "acceptance was simulated (pinned)")
         reason = None
         if effect is None:
             none = f"no two configurations with {metric} differ in {dimension} alone"
@@ -190,7 +190,10 @@ def _by_cycle_only(factor: Factor) -> Factor:
     claims = factor.effect is not None and factor.effect.verdict in ("better", "worse")
     if factor.effect is None or factor.metric != "tok_s" or not _communicates(factor.dimension) or not claims:
         return factor
-    reason = "verify is equivalent, and communication cannot change the accept length that this difference comes from"
+    reason = (
+        "the difference comes from accept length; NCCL settings cannot change accept length, and verify time is "
+        "equivalent, so no effect is claimed"
+    )
     return replace(factor, effect=withheld(factor.effect, reason))
 
 
@@ -281,7 +284,7 @@ def _not_exercised(results: Results, dimension: str, point: Point) -> str | None
     trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
     backends = set(trials["all_reduce"])
     if not any(map(may_act, backends)):
-        return f"{', '.join(sorted(backends))} serves the decode's all-reduces, not NCCL"
+        return f"{', '.join(sorted(backends))} does the all-reduces of decode, not NCCL"
     unread = unread_variables(trials, results.evidence)
     if trials.height and len(unread) == trials.height:
         return f"NCCL read none of its variables ({', '.join(next(iter(unread.values())))})"
@@ -292,5 +295,5 @@ def _not_exercised(results: Results, dimension: str, point: Point) -> str | None
     )
     if asked.height and (asked["grade"] == "not_exercised").all():
         details = asked["detail"].drop_nulls().to_list()
-        return str(details[0]) if details else "the evidence of every rank says that decoding did not use it"
+        return str(details[0]) if details else "by the evidence of every rank, decoding did not use it"
     return None

@@ -233,7 +233,7 @@ def _fastest(sides: Sequence[Side], *, speculates: bool) -> Side | None:
 
 def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tuple[Side | None, str]:
     if results.pinned:
-        return None, "acceptance was pinned, not observed: nothing is recommended from this sweep"
+        return None, "acceptance was simulated (pinned), so this sweep recommends nothing"
     top = next((side for side in sides if not side.pruned), None)
     if top is None or control is None or top is control:
         return top, "no configuration was completed" if top is None else "the fastest"
@@ -241,14 +241,14 @@ def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tupl
     if effect is None or effect.verdict == "better":
         return top, "the fastest"
     if effect.verdict == "equivalent" or abs(effect.effect) < MARGIN:
-        return control, f"{top.label} came out {effect.effect:+.1%}, which is no reason to leave the control"
+        return control, f"{top.label} measured {effect.effect:+.1%}, inside the {MARGIN:.0%} margin: keep the control"
     return top, f"the fastest, but its lead over the control is {effect.verdict}: {effect.reason}"
 
 
 def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, plain: Side | None) -> Pays:
     selection, effect, reason = "", None, None
     if results.pinned:
-        reason = "acceptance was pinned, not observed"
+        reason = "acceptance was simulated (pinned)"
     elif speculative is None:
         reason = "no speculative configuration has results"
     elif plain is None:
@@ -281,11 +281,11 @@ def _duel(results: Results, sides: Sequence[Side], speculative: Side, plain: Sid
         among.append(1 if again or (side.role == "control" and rivals == 1) else rivals)
         name = "best speculative" if side.speculates else "best without speculation"
         if again:
-            notes.append(f"{name}: judged by its later runs as incumbent, which had no part in choosing it")
+            notes.append(f"{name}: judged by its later runs only, which were not used to choose it")
         elif rivals > 1:
-            notes.append(f"{name}: chosen among {rivals} by the same numbers, interval widened for it")
+            notes.append(f"{name}: chosen among {rivals} by the same measurements, so its interval is widened")
         if side.pruned:
-            notes.append(f"{name}: every one was pruned, so it is judged on the {side.num_blocks} blocks that it ran")
+            notes.append(f"{name}: all were pruned, so it is judged on the {side.num_blocks} blocks that it ran")
     effect = compare(seen.cells, {keys[0]: 1.0, keys[1]: -1.0}, seen.spread, selected_among=(among[0], among[1]))
     return effect, "; ".join(notes)
 
@@ -320,7 +320,7 @@ def _break_even(
     if results.concurrencies[0] > 1:
         return (
             None,
-            f"break-even is told for one request at a time, and this sweep decided on {results.concurrencies[0]}",
+            f"break-even is computed for one request at a time; this sweep searched at {results.concurrencies[0]}",
         )
     cycle = shown[speculative.configuration_id]
     if cycle.cycle_ms is None:

@@ -1,4 +1,4 @@
-"""The report: one self-contained page that needs no network. What it must say first comes first."""
+"""The report: one self-contained page that needs no network. The most important answer comes first."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from analysis.show.wording import (
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
-    "Intervals (95%) cover launches and blocks. The spread among launches comes from what was launched repeatedly "
-    "(controls, incumbents), after the linear drift that these repeats show; blocks are the same prompts for every "
-    "configuration and are compared in pairs. Where nothing was launched twice, launches are taken to differ by "
-    f"{ASSUMED_LAUNCH_SPREAD:.0%}: only differences beyond that are claimed, and no equivalence. "
+    "Intervals (95%) cover launches and blocks. The spread between launches is estimated from what was launched more "
+    "than once (controls, incumbents), after a linear drift is removed. Blocks are the same prompts for every "
+    "configuration and are compared in pairs. If nothing was launched twice, launches are assumed to differ by "
+    f"{ASSUMED_LAUNCH_SPREAD:.0%}: only larger differences are claimed, and no equivalence. "
     f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
-    "dimensions are corrected by Holm over all comparisons of the same metric; the intervals there are not."
+    "dimensions have Holm's correction over all comparisons of one metric; the intervals in that table do not."
 )
 
 
@@ -96,25 +96,25 @@ def _tiles(verdict: SweepVerdict) -> str:
         tiles.append(_tile("accept length today", value, f"break-even at {needed.accept_length:.2f}"))
     if verdict.communication is not None:
         share = f"{verdict.communication.share:.1%}"
-        tiles.append(_tile("communication in verify", share, "of kernel time: bounds what NCCL can win"))
+        tiles.append(_tile("communication in verify", share, "of kernel time: the most that NCCL can win"))
     grid = verdict.cost.exhaustive_grid
-    note = "" if grid is None else f"an exhaustive grid: {hours(grid)}"
+    note = "" if grid is None else f"a full grid: {hours(grid)}"
     tiles.append(_tile("cost", f"{hours(verdict.cost.total)} <small>GPU hours</small>", note))
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
 def _throughput(verdict: SweepVerdict) -> str:
     if not verdict.sides:
-        return _section("Throughput", "Nothing was completed, so there is nothing to compare.")
+        return _section("Throughput", "No trial was completed, so there is nothing to compare.")
     more = len(verdict.sides) - charts.MOST_ROWS
-    text = "Every configuration with its 95% interval, fastest on top (after correction for drift)."
+    text = "Every configuration with its 95% interval. The order is by throughput corrected for drift, fastest on top."
     if any(side.pruned for side in verdict.sides):
-        text += " Hollow: pruned before its last block."
+        text += " A hollow marker was pruned before its last block."
     if more > 0:
         text += f" The {more} slowest are not drawn."
     if blocks_only(verdict.sides):
         text += (
-            " Nothing was launched twice: intervals cover the blocks of one launch only, not the luck of the launch."
+            " Nothing was launched twice: intervals cover the blocks of one launch, not differences between launches."
         )
     return _section(
         "Throughput", text, _figure(charts.throughput_dots(verdict.sides, _names(verdict), verdict.control))
@@ -150,15 +150,15 @@ def _cycle(verdict: SweepVerdict) -> str:
         parts.append("<h3>Kernel time inside verify</h3>")
         parts.append(_figure(charts.kernel_bars(verdict.communication)))
     else:
-        parts.append("<p>No kernel trace: the share of communication in verify is not known.</p>")
-    text = "One draft, verify, extend round of the server; a plain decode step without speculation."
+        parts.append("<p>No kernel trace, so the share of communication in verify is unknown.</p>")
+    text = "A cycle is one draft, verify, extend round of the server. Without speculation it is one decode step."
     return _section("Where the cycle goes", text, *parts)
 
 
 def _dimensions(verdict: SweepVerdict) -> str:
     title = "What each dimension does"
     if not verdict.factors:
-        return _section(title, "Only one value of every dimension has results: there is no effect to show.")
+        return _section(title, "Every dimension has results for one value only, so there is no effect to show.")
     groups: dict[tuple[str, str, str], dict[str, Factor]] = {}
     for factor in verdict.factors:
         groups.setdefault((factor.dimension, factor.value, factor.reference), {})[factor.metric] = factor
@@ -170,7 +170,7 @@ def _dimensions(verdict: SweepVerdict) -> str:
         first = f'<td>{head}<div class="why">{escape("; ".join(notes))}</div></td>'
         rows.append(first + "".join(_effect_cell(by_metric[metric]) for metric in FACTOR_METRICS))
     header = ["dimension", *(METRIC_NAMES[metric] for metric in FACTOR_METRICS)]
-    text = "From pairs of configurations that differ in that dimension alone. Lower is better for times."
+    text = "Each row compares pairs of configurations that differ in that dimension alone. For times, lower is better."
     return _section(title, text, _table(header, rows))
 
 
@@ -185,8 +185,9 @@ def _what_if(verdict: SweepVerdict) -> str:
     if verdict.step_needs:
         parts.append("<h3>Accuracy that the drafter needs</h3>")
         parts.append(
-            "<p>Chance that a draft token is accepted given that all before it were, taken as constant along a chain "
-            "(top-k 1). Step counts that were not run take their cycle time from the line through those that were.</p>"
+            "<p>Accuracy is the chance that a draft token is accepted, given that all tokens before it were. It is "
+            "assumed to be constant along a chain (top-k 1). The cycle time of step counts that were not run is "
+            "estimated by a line through the step counts that were.</p>"
         )
         parts.append(_needs_table(verdict.step_needs))
     parts.append("<h3>Next milliseconds to save</h3>")
@@ -198,7 +199,7 @@ def _what_if(verdict: SweepVerdict) -> str:
         f'<td class="n">{_alone(saving, missing_ms)}</td>'
         for saving in savings(today)
     ]
-    parts.append(_table(["phase", "#now", "#share of cycle", "#tok/s with 1 ms less", "#breaks even, alone, at"], rows))
+    parts.append(_table(["phase", "#now", "#share of cycle", "#tok/s with 1 ms less", "#alone, breaks even at"], rows))
     text = (
         f"At the cycle of {verdict.names[today.configuration_id]} ({needed.cycle_ms:.2f} ms), speculation breaks even "
         f"at an accept length of {needed.accept_length:.2f}."
@@ -222,15 +223,19 @@ def _left_out(verdict: SweepVerdict) -> str:
     if others:
         parts.append(_exclusions(others))
     if pruned:
-        many = f"{len(pruned)} trial{'' if len(pruned) == 1 else 's'} pruned: compared on the blocks that they ran"
+        many = f"{len(pruned)} pruned trial{'' if len(pruned) == 1 else 's'}: compared on the blocks that were run"
         parts.append(f"<details><summary>{many}</summary>{_exclusions(pruned)}</details>")
     if again:
-        many = f"{len(again)} attempt{' was' if len(again) == 1 else 's were'} measured again later: superseded"
+        many = f"{len(again)} superseded attempt{'' if len(again) == 1 else 's'}: measured again later"
         parts.append(f"<details><summary>{many}</summary>{_exclusions(again)}</details>")
     if verdict.warnings:
         items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
-        parts.append(f'<h3>To be read with care</h3><ul class="notes">{items}</ul>')
-    text = "What was left out of the comparisons, and why." if others else "Nothing was left out of the comparisons."
+        parts.append(f'<h3>Warnings</h3><ul class="notes">{items}</ul>')
+    text = (
+        "Trials and blocks left out of the comparisons, and why."
+        if others
+        else "No trial was left out of the comparisons."
+    )
     return _section("Excluded, and why", text, *parts)
 
 
@@ -249,8 +254,8 @@ def _cost(verdict: SweepVerdict) -> str:
     text += "(" + ", ".join(f"{count} {status}" for status, count in verdict.cost.by_status.items()) + ")."
     if grid is not None:
         text += (
-            f" Every one of {verdict.cost.num_configurations} {verdict.cost.counts} once, each with its own launch and "
-            f"all its blocks, without controls: {hours(grid)} GPU hours."
+            f" A full grid of {verdict.cost.num_configurations} {verdict.cost.counts}, each with its own launch and "
+            f"all its blocks, without controls, would take {hours(grid)} GPU hours."
         )
     return _section("What it cost", text, _figure(charts.cost_bars(verdict)))
 
@@ -260,13 +265,13 @@ def _drift(verdict: SweepVerdict) -> str:
     rates = [run.tok_s for run in verdict.control_runs]
     inside = "" if verdict.server_drift is None else f" {drift_inside(verdict.server_drift)}"
     if len(rates) < 2:
-        return _section(title, f"The control has fewer than two valid runs: what drifted cannot be told.{inside}")
+        return _section(title, f"The control has fewer than two valid runs, so the drift is unknown.{inside}")
     text = (
-        f"The control, {len(rates)} times through the sweep: {min(rates):.1f} to {max(rates):.1f} tok/s "
-        f"({max(rates) / min(rates) - 1:.1%} apart; the band is ±1%). "
+        f"The control ran {len(rates)} times: {min(rates):.1f} to {max(rates):.1f} tok/s "
+        f"({max(rates) / min(rates) - 1:.1%} apart; the band in the chart is ±1%). "
     )
     drift = verdict.drift_per_hour
-    text += "Too few launches to fit a drift." if drift is None else f"Drift taken out: {drift:+.2%} an hour."
+    text += "Too few launches to estimate a drift." if drift is None else f"Drift removed: {drift:+.2%} an hour."
     text += inside
     return _section(title, text, _figure(charts.control_timeline(verdict)))
 
@@ -294,21 +299,27 @@ def _needs_table(needs: Sequence[StepNeed]) -> str:
             for each in accuracies
         )
         rows.append(f'<td>{need.num_steps}</td><td class="n">{cycle}</td><td class="n">{today}</td>{cells}')
-    header = ["draft steps", "#cycle", "#AL today", "#AL to break even", "#accuracy for it"]
-    return _table(header + (["#AL for the target", "#accuracy for it"] if targeted else []), rows)
+    header = [
+        "draft steps",
+        "#cycle",
+        "#accept length today",
+        "#accept length to break even",
+        "#accuracy to break even",
+    ]
+    return _table(header + (["#accept length for the target", "#accuracy for the target"] if targeted else []), rows)
 
 
 def _missing(missing_ms: float, accept_length: float | None) -> str:
     today = "" if accept_length is None else f" of {accept_length:.2f}"
     if missing_ms > 0:
-        return f"At today's accept length{today}, the cycle would have to lose {missing_ms:.1f} ms to break even."
-    return f"At today's accept length{today}, the cycle has {-missing_ms:.1f} ms to spare before it stops paying."
+        return f"At today's accept length{today}, the cycle must become {missing_ms:.1f} ms shorter to break even."
+    return f"At today's accept length{today}, speculation pays until the cycle is {-missing_ms:.1f} ms longer."
 
 
 def _alone(saving: Saving, missing_ms: float | None) -> str:
     if missing_ms is None:
         return "—"
-    return f"{saving.ms - missing_ms:.2f} ms" if missing_ms < saving.ms else "not by this alone"
+    return f"{saving.ms - missing_ms:.2f} ms" if missing_ms < saving.ms else "not with this phase alone"
 
 
 def _effect_cell(factor: Factor) -> str:

@@ -53,13 +53,15 @@ def _tables(verdict: SweepVerdict) -> list[RenderableType]:
 
 
 def _configurations(verdict: SweepVerdict) -> Table:
-    table = Table(title="Configurations, fastest first", title_justify="left", header_style="bold")
+    table = Table(
+        title="Configurations, fastest first (after correction for drift)", title_justify="left", header_style="bold"
+    )
     table.add_column("configuration", overflow="fold")
     for name in (
         "tok/s",
         interval_heading(verdict.sides),
         "against control",
-        "AL",
+        "accept length",
         "draft",
         "verify",
         "extend",
@@ -138,7 +140,7 @@ def _lines(verdict: SweepVerdict) -> list[str]:
             line += f"; for {needed.target_tok_s:.0f} tok/s: {needed.target_accept_length:.2f}"
         lines.append(line + ".")
     lines.append(
-        "No kernel trace: the share of communication in verify is not known."
+        "No kernel trace, so the share of communication in verify is unknown."
         if verdict.communication is None
         else communication_bound(verdict.communication)
     )
@@ -146,15 +148,15 @@ def _lines(verdict: SweepVerdict) -> list[str]:
     pruned, again = (sum(each.kind == kind for each in verdict.excluded) for kind in ("pruned", "superseded"))
     lines.extend(f"Excluded: {each.label}: {each.kind}: {each.reason}" for each in excluded[:_MOST_ROWS])
     if len(excluded) > _MOST_ROWS:
-        lines.append(f"... and {len(excluded) - _MOST_ROWS} more exclusions, all of them in the page.")
+        lines.append(f"... and {len(excluded) - _MOST_ROWS} more exclusions; the page lists all.")
     if pruned:
-        lines.append(f"Pruned: {pruned} trials, their reasons in the page.")
+        lines.append(f"Pruned: {pruned} trials; the page has the reasons.")
     if again:
-        lines.append(f"Superseded: {again} of the attempts, measured again later.")
-    lines.extend(f"With care: {warning}" for warning in verdict.warnings)
+        lines.append(f"Superseded: {again} attempts that were measured again later.")
+    lines.extend(f"Warning: {warning}" for warning in verdict.warnings)
     spent = {name: seconds for name, seconds in verdict.cost.gpu_seconds.items() if seconds > 0}
     parts = ", ".join(f"{name.replace('_', ' ')} {hours(seconds)}" for name, seconds in spent.items())
     grid = verdict.cost.exhaustive_grid
-    against = "" if grid is None else f"; an exhaustive grid with relaunches: {hours(grid)}"
+    against = "" if grid is None else f"; a full grid with one launch per configuration: {hours(grid)}"
     lines.append(f"GPU hours: {hours(verdict.cost.total)} ({parts}){against}.")
     return lines

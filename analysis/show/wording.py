@@ -41,7 +41,7 @@ def interval_heading(sides: Sequence[Side]) -> str:
 
 
 def blocks_only(sides: Sequence[Side]) -> bool:
-    """Whether the intervals of single configurations leave the luck of the launch out."""
+    """Whether the intervals of single configurations do not cover differences between launches."""
     return any(side.interval_covers != "launches and blocks" for side in sides)
 
 
@@ -51,48 +51,50 @@ def percent(value: float) -> str:
 
 
 def communication_bound(found: Communication) -> str:
-    """The most that any communication setting can win, in one sentence."""
+    """The most that any communication setting can win."""
     comm_ms = found.us_by_kind.get("communication", 0.0) / 1000
     if not comm_ms:
-        return "Verify holds no communication: there is nothing that an NCCL setting could win."
+        return "Verify has no communication, so no NCCL setting can make it faster."
     return (
         f"Communication is {found.share:.1%} of the kernel time in verify ({comm_ms:.2f} ms of a cycle of "
-        f"{found.cycle_ms:.1f} ms): even if it cost nothing, {found.tok_s:.1f} tok/s would become at most "
-        f"{found.most_tok_s:.1f} ({found.most_tok_s / found.tok_s - 1:+.1%}); no NCCL setting wins more on top."
+        f"{found.cycle_ms:.1f} ms). Without it, {found.tok_s:.1f} tok/s would become at most {found.most_tok_s:.1f} "
+        f"({found.most_tok_s / found.tok_s - 1:+.1%}). No NCCL setting can win more than that."
     )
 
 
 def command_note(verdict: SweepVerdict) -> str:
     """What to know before running a simulated winner's command."""
-    return " The command is a template: MODEL stands for a model's path." if verdict.engine == "simulated" else ""
+    return (
+        " The command is a template: replace MODEL with the path of the model." if verdict.engine == "simulated" else ""
+    )
 
 
 def crossover(verdict: SweepVerdict) -> str:
-    """At which concurrencies speculation pays, in one sentence, and which one the search decided on."""
+    """At which concurrencies speculation pays, and which one the search used."""
     groups: dict[str, list[str]] = {}
     for each in verdict.by_concurrency:
         groups.setdefault(_PAYS[each.speculation_pays.verdict], []).append(str(each.concurrency))
     words = "; ".join(f"{word} at {', '.join(numbers)}" for word, numbers in groups.items())
     pruned = sum(side.pruned for side in verdict.sides)
-    left_out = f", the {pruned} pruned left out" if pruned else ""
+    left_out = f" ({pruned} pruned configurations are left out)" if pruned else ""
     return (
-        f"Requests at a time: speculation {words}. The search decided on {verdict.concurrency}; elsewhere the best is "
-        f"the best of what it measured{left_out}."
+        f"Requests at a time: speculation {words}. The search used {verdict.concurrency}. At the other numbers the "
+        f"best is the best of what the search measured{left_out}."
     )
 
 
 def drift_inside(drift: ServerDrift) -> str:
-    """What the anchors say, in one sentence."""
+    """The drift by the anchors, in one or two sentences."""
     low, high = drift.interval
     measured = (
         f"Inside {drift.num_servers} server{'' if drift.num_servers == 1 else 's'}, the target alone (step count 0) "
         f"was measured {drift.num_anchors} times"
     )
     if high - low > 1:
-        return f"{measured} within {drift.spread:.2%}: too short a time to tell a drift."
+        return f"{measured} within {drift.spread:.2%}. The time is too short to estimate a drift."
     return (
-        f"{measured}: {drift.per_hour:+.2%} an hour (95% interval {low:+.2%} to {high:+.2%}), {drift.spread:.2%} about "
-        "that."
+        f"{measured}: a drift of {drift.per_hour:+.2%} an hour (95% interval {low:+.2%} to {high:+.2%}), with a spread "
+        f"of {drift.spread:.2%}."
     )
 
 

@@ -84,7 +84,7 @@ def test_a_server_that_runs_fewer_requests_than_asked_for_is_warned_of(crowded: 
         few = [{**each, "tok_s": each["tok_s"] / 2} if each["concurrency"] == 8 else each for each in blocks]
         write_part(results, "blocks", few, trial_id=row["trial_id"], attempt=1)
     (said,) = [line for line in load(results.root).warnings if "shared a cycle" in line]
-    assert said == "8 requests at a time were wanted, but 4.0 shared a cycle on average"
+    assert said == "8 requests at a time were asked for, but only 4.0 shared a cycle on average"
 
 
 def test_the_first_block_of_a_trial_tells_what_the_search_decided_on(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_first_block_of_a_trial_tells_what_the_search_decided_on(tmp_path: P
     assert found.best is not None
     assert found.best.configuration_id == CHAIN.configuration_id
     assert [each.concurrency for each in found.by_concurrency] == [1, 8]
-    assert found.break_even_reason == "break-even is told for one request at a time, and this sweep decided on 8"
+    assert found.break_even_reason == "break-even is computed for one request at a time; this sweep searched at 8"
     assert (found.break_even, found.step_needs) == (None, ())
 
 
@@ -104,7 +104,7 @@ def test_speculation_that_pays_for_one_request_and_not_for_many_is_said_so(
     monkeypatch.setitem(SLOWER, 2, 2.5)
     found = verdict(load(crowd(write_sweep(tmp_path / "r", interleaved([CHAIN, LONG, with_effect(CHAIN, 0.0)])))))
     assert [each.speculation_pays.verdict for each in found.by_concurrency] == ["better", "worse"]
-    said = "speculation pays at 1; does not pay at 8. The search decided on 1"
+    said = "speculation pays at 1; does not pay at 8. The search used 1"
     assert said in page(found)
     console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
     print_short_form(found, console)

@@ -53,7 +53,7 @@ def test_one_traced_trial_corrects_its_whole_launch_and_no_other() -> None:
         "d": None,
     }
     (line,) = corrections(stated, corrected)
-    assert line.startswith(f"in 1 servers the trace shows `{OWN}`")
+    assert line.startswith(f"1 servers: table `trials` says NCCL did the all-reduces, but the trace shows `{OWN}`.")
 
 
 def test_what_the_table_says_of_another_backend_stays() -> None:
@@ -70,8 +70,8 @@ def test_a_trace_with_nccls_all_reduce_corrects_the_table_too() -> None:
 
     assert corrected["all_reduce"].to_list() == ["nccl", "custom", "nccl_symmetric"]
     assert corrections(stated, corrected) == [
-        "in 1 servers the trace shows NCCL doing the all-reduces, where the trials table says custom: NCCL settings "
-        "may have acted there"
+        "1 servers: table `trials` says custom did the all-reduces, but the trace shows NCCL. NCCL settings may have "
+        "had an effect in those servers"
     ]
 
 
@@ -87,7 +87,7 @@ def test_on_two_h200_nccl_settings_did_not_act_beside_the_custom_all_reduce() ->
 
     assert custom == {"custom"}
     assert all(
-        "custom serves the decode's all-reduces" in str(factor.note) for factor in found if factor.value != "misspelt"
+        "custom does the all-reduces of decode" in str(factor.note) for factor in found if factor.value != "misspelt"
     )
     assert {factor.effect.verdict for factor in found if factor.value == "misspelt" and factor.effect} == {
         "not exercised"

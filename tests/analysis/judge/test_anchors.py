@@ -120,7 +120,7 @@ def test_anchors_of_seconds_are_not_asked_about_hours(tmp_path: Path) -> None:
             write_part(ResultsFolder(folder), "anchors", rows, trial_id=trial["trial_id"], attempt=1)
     learnt = observe(load(folder), "tok_s").spread
     assert (learnt.drift_per_hour, learnt.anchored_variance) == (None, None)
-    assert "too short a time to tell a drift." in page(verdict(load(folder)))
+    assert "too short to estimate a drift." in page(verdict(load(folder)))
 
 
 def test_the_report_says_what_the_anchors_say(folder: Path) -> None:

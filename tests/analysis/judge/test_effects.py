@@ -117,7 +117,7 @@ def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_cl
     effect = compared(sweep_of(np.random.default_rng(4), effect=truth, controls=1))
     assert effect.verdict == verdict
     assert effect.covers == "blocks and assumed launches"
-    assert effect.assumption == "every configuration was launched once: launches are taken to differ by 8 %"
+    assert effect.assumption == "every configuration was launched once: launches are assumed to differ by 8 %"
     assert verdict != "undecided" or certain(effect.reason).startswith(effect.assumption)
     assert effect.effect == pytest.approx(truth, abs=0.03)
     half_width = (np.log1p(effect.interval[1]) - np.log1p(effect.interval[0])) / 2
@@ -222,7 +222,7 @@ def test_a_family_claims_less_than_its_members() -> None:
     )
     together = judge([borderline] * 10)
     assert {effect.verdict for effect in together} == {"undecided"}
-    assert "Holm over 10" in certain(together[0].reason)
+    assert "Holm's correction over 10" in certain(together[0].reason)
 
 
 def test_written_sweeps_agree_with_the_truth(tmp_path: Path) -> None:
