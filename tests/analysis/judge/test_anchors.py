@@ -126,4 +126,4 @@ def test_anchors_of_seconds_are_not_asked_about_hours(tmp_path: Path) -> None:
 def test_the_report_says_what_the_anchors_say(folder: Path) -> None:
     add_anchors(folder)
     text = page(verdict(load(folder)))
-    assert "(step count 0) was measured 8 times: -1.92% an hour (95% interval -2.04% to -1.80%)" in text
+    assert "(step count 0) was measured 8 times: a drift of -1.92% an hour (95% interval -2.04% to -1.80%)" in text
