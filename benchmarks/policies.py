@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,6 +20,8 @@ from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.trial import reads_none_of
+from sweeps.search.cycle_model.rules import Rules
+from sweeps.search.samplers import build_search
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
 from sweeps.spec.space import Configuration, Space
@@ -114,20 +117,31 @@ def oracle_s(landscape: Landscape | Replay) -> float:
 
 
 def run_policy(
-    landscape: Landscape | Replay, policy: Policy, *, seed: int, switch_in_place: bool, stop: bool = True
+    landscape: Landscape | Replay,
+    policy: Policy,
+    *,
+    seed: int,
+    switch_in_place: bool,
+    stop: bool = True,
+    rules: Rules | None = None,
 ) -> Run:
-    """One sweep on the virtual clock."""
+    """One sweep on the virtual clock.
+
+    Args:
+        rules: special cases of the cycle model; None: all.
+    """
     spec = _spec(landscape, policy, seed, switch_in_place=switch_in_place, stop=stop)
     with TemporaryDirectory() as folder:
         table = landscape.all_reduce_table(seed) if policy.table else None
         if table is None:
-            return _run(landscape, spec, seed=seed, before_s=0.0)
+            return _run(landscape, spec, seed=seed, before_s=0.0, rules=rules)
         pq.write_table(table, Path(folder) / "allreduce.parquet")
         return _run(
             landscape,
             with_table(spec, Path(folder) / "allreduce.parquet"),
             seed=seed,
             before_s=TABLE_S * len(set(table["set"].to_pylist())),
+            rules=rules,
         )
 
 
@@ -137,7 +151,9 @@ def with_table(spec: SweepSpec, path: Path) -> SweepSpec:
     return replace(spec, study=replace(spec.study, sampler=replace(spec.study.sampler, options=options)))
 
 
-def _run(landscape: Landscape | Replay, spec: SweepSpec, *, seed: int, before_s: float) -> Run:
+def _run(
+    landscape: Landscape | Replay, spec: SweepSpec, *, seed: int, before_s: float, rules: Rules | None = None
+) -> Run:
     """One sweep that began `before_s` after the clock."""
     space = Space(spec)
     engine = landscape.engine(spec, seed=seed)
@@ -150,7 +166,7 @@ def _run(landscape: Landscape | Replay, spec: SweepSpec, *, seed: int, before_s:
     launches, live, best_pruned = 0, None, False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study = SweepStudy(spec, space, clock=engine.now_s)
+        study = SweepStudy(spec, space, clock=engine.now_s, build=partial(build_search, rules=rules))
         while True:
             began = time.thread_time()
             incumbent = study.incumbent  # refits the model, so that its cost is the decision's

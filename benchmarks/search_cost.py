@@ -26,9 +26,11 @@ from typing import Any
 
 import optuna
 
+from benchmarks import rule_cost
 from benchmarks.landscapes import LANDSCAPES, Landscape, Replay, Values
 from benchmarks.policies import POLICIES, Run, oracle_s, run_policy, trial_s
 from benchmarks.record import figures_of, record
+from sweeps.search.cycle_model.rules import RULES
 from sweeps.spec.space import Space
 
 OURS, OURS_WITH_TABLE = "cycle_model", "cycle_model+table"
@@ -288,7 +290,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes, one seed each at a time")
     parser.add_argument("--torch-site", default="", help="site-packages to take torch from, for the policy gp")
     parser.add_argument("--gp-seeds", type=int, default=10, help="seeds of the policy gp, which is slow")
+    parser.add_argument("--without", default=None, help=f"rules, comma-separated, or `all`: {', '.join(RULES)}")
     options = parser.parse_args(arguments)
+    if options.without:
+        rules = RULES if options.without == "all" else tuple(options.without.split(","))
+        figures = rule_cost.measure(rules, options.seeds or 40, workers=options.workers)
+        print(json.dumps(figures, indent=1) if options.json else "\n".join(rule_cost.lines(figures)))
+        return
     _take_from(options.torch_site)
     names = SHORT if options.short else tuple(LANDSCAPES)
     if options.landscapes:

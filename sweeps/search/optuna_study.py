@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, candidate_id
 from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
-from sweeps.search.samplers import build_pruner, build_sampler
+from sweeps.search.samplers import Search, build_search
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration, Space, Suggestion
@@ -46,18 +47,28 @@ class OptunaStudy:
     Args:
         storage: in memory where None.
         observations: shared with the sweep; samplers and pruners read them.
+        build: makes sampler and pruner, as `build_search`.
 
     Raises SpecError for a sampler, pruner or option that does not fit.
     """
 
     def __init__(
-        self, spec: SweepSpec, space: Space, observations: Observations, storage: BaseStorage | None = None
+        self,
+        spec: SweepSpec,
+        space: Space,
+        observations: Observations,
+        storage: BaseStorage | None = None,
+        *,
+        build: Callable[..., Search] = build_search,
     ) -> None:
         self._spec = spec
         self._space = space
         self._observations = observations
         self._metric = spec.study.metric
-        self.study = self._open(storage)
+        self.study = self._open(
+            storage,
+            build(spec.study, num_blocks=spec.workload.blocks, space=space, observations=observations),
+        )
         self._asked: dict[str, optuna.Trial] = {}
         self._reported: dict[str, set[int]] = {}
         self._invalid: list[InvalidSuggestion] = []
@@ -165,14 +176,8 @@ class OptunaStudy:
     def _is_free(self, name: str) -> bool:
         return any(dimension.name == name and len(dimension.choices) > 1 for dimension in self._space.dimensions)
 
-    def _open(self, storage: BaseStorage | None) -> optuna.Study:
-        spec = self._spec.study
-        pruner = build_pruner(
-            spec.pruner, num_blocks=self._spec.workload.blocks, space=self._space, observations=self._observations
-        )
-        sampler = build_sampler(
-            spec.sampler, seed=spec.seed + len(self._observations), space=self._space, observations=self._observations
-        )
+    def _open(self, storage: BaseStorage | None, search: Search) -> optuna.Study:
+        sampler, pruner = search
         return optuna.create_study(
             storage=storage,
             study_name=self._spec.sweep,

@@ -19,6 +19,7 @@ from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role
 from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
+from sweeps.search.samplers import Search, build_search
 from sweeps.search.schedule import Schedule
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
@@ -35,6 +36,7 @@ class SweepStudy:
         storage: of the Optuna study; in memory where None.
         observations: of an earlier run of the same sweep, to go on from.
         clock: seconds for `budget.wall_hours`.
+        build: makes sampler and pruner, as `build_search`.
 
     Raises SpecError for a sampler, pruner, option or metric that does not fit.
     """
@@ -47,6 +49,7 @@ class SweepStudy:
         storage: BaseStorage | None = None,
         observations: Observations | None = None,
         clock: Callable[[], float] = time.monotonic,
+        build: Callable[..., Search] = build_search,
     ) -> None:
         _check(spec, space)
         self.spec = spec
@@ -55,7 +58,7 @@ class SweepStudy:
         self.stop_reason: str | None = None
         """Why no further candidate is asked for; None while there may be one."""
         self._metric = spec.study.metric
-        self._optuna = OptunaStudy(spec, space, self.observations, storage)
+        self._optuna = OptunaStudy(spec, space, self.observations, storage, build=build)
         self._schedule = Schedule(spec, space, self.observations, clock)
         self._finished = False
         self._said_why = False

@@ -6,14 +6,22 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from sweeps.choices import choose
 from sweeps.nccl.grammar import set_problems, variable_problem
 from sweeps.spec.document import Key, Problem
 from sweeps.spec.engine_kinds import ENGINE_KINDS
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.names import DEFAULT_NCCL_SET, PINNED_LENGTH, SIMULATES_ACCEPTANCE, PrunerName, SamplerName
+from sweeps.spec.names import (
+    CYCLE_BOUND,
+    CYCLE_MODEL,
+    DEFAULT_NCCL_SET,
+    OPTUNA_PRUNERS,
+    OPTUNA_SAMPLERS,
+    PINNED_LENGTH,
+    SIMULATES_ACCEPTANCE,
+)
 
 NEEDS_DRAFTER = frozenset({"EAGLE3", "STANDALONE"})
 """Algorithms whose drafter is a checkpoint of its own; without one SGLang loads the target twice and dies later."""
@@ -65,8 +73,8 @@ def _names(spec: SweepSpec) -> Iterator[Problem]:
         if name not in spec.drafters:
             yield Problem(("search", "drafter", index), f"no drafter {name!r}; {choose(name, spec.drafters)}")
     for key, given, offered in (
-        ("sampler", spec.study.sampler, get_args(SamplerName)),
-        ("pruner", spec.study.pruner, get_args(PrunerName)),
+        ("sampler", spec.study.sampler, (*OPTUNA_SAMPLERS, CYCLE_MODEL)),
+        ("pruner", spec.study.pruner, (*OPTUNA_PRUNERS, CYCLE_BOUND)),
     ):
         if given.name not in offered:
             yield Problem(("study", key, "name"), f"no {key} {given.name!r}; {choose(given.name, offered)}")

@@ -36,11 +36,13 @@ class LengthModel:
     Args:
         rows: every configuration -> its row in the draws, in their order.
         terms: of the factor `accept_length`.
+        widens: whether the correction gets more terms once chains are seen to differ.
     """
 
     space: Space
     rows: Mapping[Configuration, int]
     terms: tuple[Term, ...]
+    widens: bool = True
     _widened: bool = False
     _correction: FactorModel = field(init=False)
     _chains: dict[str | None, ChainModel] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class LengthModel:
             chain.fit([(seen.trial.configuration.num_steps, seen.blocks) for seen in own])
             self._chains[drafter] = chain
         self._residuals = [self._residual(seen, launches) for seen in telling]
-        return None if self._widened else self._contradicted()
+        return self._contradicted() if self.widens and not self._widened else None
 
     def draw(self, draws: int, rng: np.random.Generator) -> Floats:
         """Joint posterior draws, (configurations, draws), in tokens per cycle; 1 without speculation."""
@@ -163,7 +165,7 @@ class LengthModel:
             errors=np.array([max(_FLOOR, entry.error) for entry in kept]),
             launches=np.array([entry.launch for entry in kept]),
             hours=np.zeros(len(kept)),
-            restless=np.zeros(len(kept), dtype=np.bool_),
+            noisy=np.zeros(len(kept), dtype=np.bool_),
         )
         model.fit(data, rng)
         shift = model.draw(draws, rng)

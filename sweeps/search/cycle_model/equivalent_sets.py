@@ -30,7 +30,7 @@ def where_nccl_acts(members: Sequence[Configuration], observations: Iterable[Obs
     )
 
 
-def find_stand_ins(
+def find_representatives(
     members: Sequence[Configuration], nccl_acts: NDArray[np.bool_], *, failed: Collection[Configuration] = ()
 ) -> NDArray[np.int64]:
     """Row of the member that is measured for each member, (members,): its own row if its NCCL set acts.

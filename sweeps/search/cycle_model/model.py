@@ -8,7 +8,7 @@ are tested against every new measurement; one that fails is widened, with its nu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,9 +18,10 @@ from sweeps.measure.records import Finding
 from sweeps.search.cycle_model.accept_length import LengthModel, widening
 from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces, communication_ms
 from sweeps.search.cycle_model.block_series import block_spread, forward_ms, number_launches, overheads, series_of
-from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
+from sweeps.search.cycle_model.equivalent_sets import find_representatives, where_nccl_acts
 from sweeps.search.cycle_model.pinned_length import PinnedLength
-from sweeps.search.cycle_model.random_effects import QUIET, FactorModel, Measurements
+from sweeps.search.cycle_model.random_effects import MAX_STEADY_BLOCK_SPREAD, FactorModel, Measurements
+from sweeps.search.cycle_model.rules import Rules
 from sweeps.search.cycle_model.terms import TERMS, WIDENED, Factor, Floats, Term, design
 from sweeps.search.observations import Observation, Observations
 from sweeps.spec.names import PINNED_LENGTH
@@ -52,12 +53,13 @@ class CycleModel:
     """The model of one sweep.
 
     Args:
-        prior: what an all-reduce takes by NCCL set, where it was timed.
+        prior: what an all-reduce takes by NCCL set, if it was timed.
     """
 
     space: Space
     prior: AllReducePrior | None = None
     seed: int = 0
+    rules: Rules = field(default_factory=Rules)
     findings: list[Finding] = field(default_factory=list)
     members: tuple[Configuration, ...] = ()
     _terms: dict[Factor, tuple[Term, ...]] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class CycleModel:
     _began_s: float = 0.0
     _expected: Floats | None = None
     """What the all-reduce table adds to each member's forward, as a share of it; once a trace told how often."""
-    stand_ins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    representatives: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Of each member the row of the one that is measured for it: NCCL sets are alike where they do not act."""
     _nccl_acts: NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=np.bool_))
     _rng: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -80,16 +82,16 @@ class CycleModel:
         self._rows = {member: row for row, member in enumerate(self.members)}
         self._speculates = np.array([member.speculates for member in self.members])
         self._rng = np.random.default_rng((self.seed, 0xC1C))
-        self._terms = dict(TERMS)
+        self._terms = {factor: self._allowed(terms) for factor, terms in TERMS.items()}
         lengths = self._terms.pop("accept_length")
         spec = self.space.spec
         pinned = spec.engine.env.get(PINNED_LENGTH) if spec.acceptance == "pinned" else None
         self._lengths = (
-            LengthModel(self.space, self._rows, lengths)
+            LengthModel(self.space, self._rows, lengths, widens=self.rules.widening)
             if pinned is None
             else PinnedLength(self.members, pinned=float(pinned))
         )
-        self.stand_ins = np.arange(len(self.members))
+        self.representatives = np.arange(len(self.members))
         self._nccl_acts = np.ones(len(self.members), dtype=np.bool_)
         for factor in self._terms:
             self._build(factor)
@@ -129,25 +131,35 @@ class CycleModel:
         return self._factors["forward"].launch_scale(drafts=drafts)
 
     @property
-    def restless(self) -> bool:
+    def has_noisy_launches(self) -> bool:
         """Whether blocks of drafting servers differ by so much that their launches may, too."""
-        return self._factors["forward"].is_restless
+        return self._factors["forward"].has_noisy_launches
 
     def row(self, configuration: Configuration) -> int:
         return self._rows[configuration]
 
-    def stand_in(self, configuration: Configuration) -> Configuration:
+    def representative(self, configuration: Configuration) -> Configuration:
         """The member that is measured for it, which may be itself."""
-        return self.members[int(self.stand_ins[self._rows[configuration]])]
+        return self.members[int(self.representatives[self._rows[configuration]])]
 
     def _learn_where_nccl_acts(self, observations: Observations) -> None:
+        if not self.rules.equivalent_sets:
+            return
         acts = where_nccl_acts(self.members, observations)
         if not np.array_equal(acts, self._nccl_acts):
             self._nccl_acts = acts
             for factor in self._terms:
                 self._build(factor)
         failed = {seen.trial.configuration for seen in observations if seen.status == "failed"}
-        self.stand_ins = find_stand_ins(self.members, acts, failed=failed)
+        self.representatives = find_representatives(self.members, acts, failed=failed)
+
+    def _allowed(self, terms: Sequence[Term]) -> tuple[Term, ...]:
+        """The terms without what the rules switch off."""
+        rules = self.rules
+        return tuple(
+            replace(term, student_t=term.student_t and rules.student_t, shrinks=term.shrinks and rules.shrinks)
+            for term in terms
+        )
 
     def _build(self, factor: Factor) -> None:
         expected = self._expected if factor == "forward" else None
@@ -178,14 +190,15 @@ class CycleModel:
         model.fit(data, self._rng)
         if self._contradicted(factor, model, data, [seen for seen, _ in series]):
             self._factors[factor].fit(data, self._rng, sweeps=4)
-        gain = communication_ms(observations) if factor == "forward" else None
+        bounded = factor == "forward" and self.rules.communication_bound
+        gain = communication_ms(observations) if bounded else None
         drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
         if expected is not None:
             drawn += expected[:, None]
         floor = 0.2 * float(data.values.min())
         np.maximum(drawn, floor, out=drawn)
         own = np.arange(len(self.members))
-        return drawn if np.array_equal(self.stand_ins, own) else drawn[self.stand_ins]
+        return drawn if np.array_equal(self.representatives, own) else drawn[self.representatives]
 
     def expected_ms(self, observations: Observations) -> Floats | None:
         """What NCCL sets add to each member's forward by the all-reduce table; None without it or without a trace.
@@ -195,7 +208,7 @@ class CycleModel:
         control = next(
             (seen for seen in observations if seen.kernels and not seen.trial.configuration.speculates), None
         )
-        if self.prior is None or control is None:
+        if self.prior is None or control is None or not self.rules.all_reduce_prior:
             return None
         calls, of_control = all_reduces(control.kernels), control.trial.configuration
         return np.array(
@@ -212,20 +225,20 @@ class CycleModel:
     ) -> Measurements:
         drafts = np.array([seen.trial.configuration.speculates for seen, _ in series])
         of_drafts = block_spread([values for (_, values), own in zip(series, drafts, strict=True) if own])
-        restless = drafts & (of_drafts > QUIET)
-        quiet = block_spread([values for (_, values), own in zip(series, restless, strict=True) if not own])
+        noisy = drafts & (of_drafts > MAX_STEADY_BLOCK_SPREAD) & self.rules.noisy_launches
+        quiet = block_spread([values for (_, values), own in zip(series, noisy, strict=True) if not own])
         errors = [
             max(_FLOOR[factor], (of_drafts if own else quiet) / math.sqrt(values.size))
             + (_UNSETTLED / values.size if values.size < 4 else 0)
-            for (_, values), own in zip(series, restless, strict=True)
+            for (_, values), own in zip(series, noisy, strict=True)
         ]
         return Measurements(
-            rows=self.stand_ins[[self._rows[seen.trial.configuration] for seen, _ in series]],
+            rows=self.representatives[[self._rows[seen.trial.configuration] for seen, _ in series]],
             values=np.array([float(values.mean()) for _, values in series]),
             errors=np.array(errors),
             launches=np.array([launches[seen.trial.trial_id] for seen, _ in series]),
             hours=np.array([self._hours(seen) for seen, _ in series]),
-            restless=restless,
+            noisy=noisy,
             block_spread=of_drafts,
         )
 
@@ -234,6 +247,8 @@ class CycleModel:
 
     def _contradicted(self, factor: Factor, model: FactorModel, data: Measurements, trials: list[Observation]) -> bool:
         """Test each trial once, when it has ended, against what all others predict; widen the factor where it fails."""
+        if not self.rules.widening:
+            return False
         for place, seen in enumerate(trials):
             key = (factor, seen.trial.trial_id, len(seen.blocks))
             if seen.status == "running" or key in self._tested or place < 3:

@@ -21,9 +21,17 @@ from scipy.stats import norm, wilcoxon
 
 from sweeps.measure.records import Decision, Finding
 from sweeps.search.cycle_model.allreduce_prior import read_prior
-from sweeps.search.cycle_model.estimator import Estimator
+from sweeps.search.cycle_model.beliefs import Beliefs
+from sweeps.search.cycle_model.chooser import Chooser
+from sweeps.search.cycle_model.model import DRAWS
+from sweeps.search.cycle_model.rules import Rules
 from sweeps.search.observations import Observation, Observations, block_value
 from sweeps.spec.space import Configuration, Space
+
+_LEAST_PAIRS = 6
+"""Paired blocks below which the Wilcoxon test is not made: with five its p cannot be below 1/32."""
+_LEAST_SHORTFALL = 0.01
+"""Share by which the paired test must see a trial behind: launches of one configuration differ by up to 1 % (H200)."""
 
 
 class CycleModelSampler(BaseSampler):
@@ -41,22 +49,25 @@ class CycleModelSampler(BaseSampler):
         self,
         space: Space,
         observations: Observations,
+        rules: Rules | None = None,
+        /,
         *,
         seed: int | None = None,
         allreduce: str | None = None,
-        draws: int = 256,
+        draws: int = DRAWS,
     ) -> None:
-        self._space = space
-        self._estimator = Estimator.of(space, observations)
         prior = read_prior(Path(allreduce)) if allreduce else None
-        self._estimator.configure(seed=seed or 0, draws=draws, prior=prior)
+        self.beliefs = Beliefs(space, observations, seed=seed or 0, draws=draws, prior=prior, rules=rules)
+        """Shared with the pruner."""
+        self._space = space
+        self._chooser = Chooser(self.beliefs)
         self._random = optuna.samplers.RandomSampler(seed=seed)
         self._drained = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Assumptions that were dropped so far."""
-        return tuple(self._estimator.model.findings)
+        return tuple(self.beliefs.model.findings)
 
     def drain_findings(self) -> tuple[Finding, ...]:
         """Those since the last call."""
@@ -66,11 +77,11 @@ class CycleModelSampler(BaseSampler):
 
     def incumbent(self) -> Configuration | None:
         """The measured configuration with the highest posterior mean; None while none has ended."""
-        return self._estimator.incumbent()
+        return self.beliefs.incumbent()
 
     def probability_within(self, within: float) -> float | None:
         """P(the incumbent is within this share of the best configuration); None while it cannot be told."""
-        return self._estimator.probability_within(within)
+        return self._chooser.probability_within(within)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return {
@@ -82,7 +93,7 @@ class CycleModelSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        wanted = self._estimator.next_configuration()
+        wanted = self._chooser.next_configuration()
         if wanted is None:
             return {}
         suggestion = self._space.suggestion(wanted)
@@ -107,18 +118,11 @@ class CycleBoundPruner(BasePruner):
     """
 
     def __init__(
-        self,
-        space: Space,
-        observations: Observations,
-        *,
-        risk: float = 0.001,
-        min_blocks: int = 2,
-        p_threshold: float = 0.005,
+        self, beliefs: Beliefs, /, *, risk: float = 0.001, min_blocks: int = 2, p_threshold: float = 0.005
     ) -> None:
         if not 0.0 < risk < 0.5 or not 0.0 < p_threshold < 0.5:
             raise ValueError(f"wanted risk and p_threshold in (0, 0.5), got {risk} and {p_threshold}")
-        self._estimator = Estimator.of(space, observations)
-        self._observations = observations
+        self._beliefs = beliefs
         self._sigmas = float(norm.isf(risk))
         self._min_blocks = min_blocks
         self._p_threshold = p_threshold
@@ -128,17 +132,17 @@ class CycleBoundPruner(BasePruner):
 
     def decide(self, number: int) -> Decision:
         """For the running trial with this study number, after its newest block was observed."""
-        seen = self._observations.of_number(number)
+        seen = self._beliefs.observations.of_number(number)
         if seen is None or len(seen.blocks) < self._min_blocks:
             return Decision(prune=False)
-        incumbent = self._estimator.incumbent()
+        incumbent = self._beliefs.incumbent()
         if incumbent is None or incumbent == seen.trial.configuration:
             return Decision(prune=False)
-        bound = self._bound(seen, incumbent)
-        return bound if bound.prune else self._paired(seen, incumbent)
+        bound = self._bound(seen, incumbent) if self._beliefs.rules.bound else Decision(prune=False)
+        return bound if bound.prune or not self._beliefs.rules.paired_test else self._paired(seen, incumbent)
 
     def _bound(self, seen: Observation, incumbent: Configuration) -> Decision:
-        numbers = self._estimator.against(seen, incumbent, self._sigmas)
+        numbers = self._beliefs.bound_on(seen, incumbent, self._sigmas)
         if numbers is None or numbers["optimistic"] >= numbers["incumbent"]:
             return Decision(prune=False, numbers=numbers or {})
         return Decision(
@@ -152,25 +156,25 @@ class CycleBoundPruner(BasePruner):
         )
 
     def _paired(self, seen: Observation, incumbent: Configuration) -> Decision:
-        metric = self._estimator.metric
+        metric = self._beliefs.metric
         theirs: dict[int, list[float]] = {}
-        for other in self._observations.of_configuration(incumbent):
+        for other in self._beliefs.observations.of_configuration(incumbent):
             for block in other.blocks:
                 if (value := block_value(block, metric)) is not None:
                     theirs.setdefault(block.block_index, []).append(value)
-        sign = self._estimator.sign
+        sign = self._beliefs.sign
         ratios = [
             sign * math.log(value / (sum(theirs[block.block_index]) / len(theirs[block.block_index])))
             for block in seen.blocks
             if block.block_index in theirs and (value := block_value(block, metric)) is not None
         ]
-        if len(ratios) < 6 or not any(ratios):
+        if len(ratios) < _LEAST_PAIRS or not any(ratios):
             return Decision(prune=False)
         p = float(wilcoxon(ratios, alternative="less", method="auto").pvalue)
         share = math.expm1(sum(ratios) / len(ratios))
         numbers = {"p": p, "share": share, "blocks": float(len(ratios))}
         # A difference below the spread between launches says nothing about the configuration.
-        if p >= self._p_threshold or share > -0.01:
+        if p >= self._p_threshold or share > -_LEAST_SHORTFALL:
             return Decision(prune=False, numbers=numbers)
         reason = (
             f"cycle_bound: {share:.1%} against {incumbent.label} over {len(ratios)} paired blocks (Wilcoxon p {p:.4f})"

@@ -1,7 +1,7 @@
 """A Gaussian random-effects model of one factor, its scales weighed by the data. Numpy only.
 
 y = columns @ effects + deviation(configuration) + launch + drift * hours + noise. Each group of effects has one scale
-out of a short list; so have launches, restless ones another. Scales are sampled (Gibbs over the lists, a few
+out of a short list; so have launches, noisy ones another. Scales are sampled (Gibbs over the lists, a few
 particles), so that few levels seen do not make the model sure about the rest. Joint draws for every configuration come
 by Matheron's rule.
 """
@@ -21,11 +21,11 @@ Floats = NDArray[np.float64]
 
 _DEVIATION = (0.0003, 0.001, 0.003, 0.01, 0.04)
 _LAUNCH = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
-QUIET = 0.01
+MAX_STEADY_BLOCK_SPREAD = 0.01
 """Launches differ by up to so much anywhere. Where blocks within one differ by more, launches differ by about what they
-do (two H200: 10 % and 8 % with drafts, 0.23 % and 0.1 % without): such launches are restless."""
+do (two H200: 10 % and 8 % with drafts, 0.23 % and 0.1 % without): such launches are noisy."""
 _ODDS_OUTSIDE = 0.001
-"""Of scales beyond QUIET, or for the restless beyond 1/4 to 2 times what blocks differ by."""
+"""Of scales beyond MAX_STEADY_BLOCK_SPREAD, or for the noisy beyond 1/4 to 2 times what blocks differ by."""
 _DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
 _PRIOR_OF_DEVIATION = (4.0, 4.0, 2.0, 0.5, 0.1)
 """Weights of _DEVIATION: the terms are believed until a measurement contradicts them."""
@@ -45,10 +45,10 @@ class Measurements:
     """Standard error of each value from its own blocks, in units of the value where `multiplies`."""
     launches: NDArray[np.int64]
     hours: Floats
-    restless: NDArray[np.bool_]
-    """Trials in whose launches blocks differ by more than QUIET."""
+    noisy: NDArray[np.bool_]
+    """Trials in whose launches blocks differ by more than MAX_STEADY_BLOCK_SPREAD."""
     block_spread: float = 0.0
-    """What blocks of the restless differ by, relative."""
+    """What blocks of the noisy differ by, relative."""
 
 
 @dataclass(slots=True)
@@ -81,11 +81,14 @@ class FactorModel:
             self._scales = np.stack([rng.integers(0, len(each), self.particles) for each in options], axis=1)
         prior: list[Floats] = [np.zeros(len(each)) for each in options]
         for place, term in enumerate(self.design.terms):
-            prior[place] = -math.log(2.0) * term.doubted * np.arange(len(term.scales), dtype=np.float64)
+            prior[place] = -math.log(2.0) * term.shrinks * np.arange(len(term.scales), dtype=np.float64)
         prior[groups] = np.asarray(np.log(_PRIOR_OF_DEVIATION), dtype=np.float64)
         launch, odds = np.array(_LAUNCH), math.log(_ODDS_OUTSIDE)
         outside = (launch < data.block_spread / 4) | (launch > 2 * data.block_spread)
-        prior[groups + 1], prior[groups + 2] = np.where(launch > QUIET, odds, 0.0), np.where(outside, odds, 0.0)
+        prior[groups + 1], prior[groups + 2] = (
+            np.where(launch > MAX_STEADY_BLOCK_SPREAD, odds, 0.0),
+            np.where(outside, odds, 0.0),
+        )
         for _ in range(sweeps):
             self._gibbs(options, kernels, noise, values, prior, rng)
         chosen = np.stack([each[index] for each, index in zip(options, self._scales.T, strict=True)], axis=1)
@@ -95,21 +98,21 @@ class FactorModel:
         )
 
     def scales(self) -> Mapping[str, float]:
-        """Mean scale of each term and of deviation, launch, restless launch and drift."""
+        """Mean scale of each term and of deviation, launch, noisy launch and drift."""
         assert self._fitted is not None, "scales of a model that has not been fitted"
-        names = [*(term.name for term in self.design.terms), "deviation", "launch", "restless launch", "drift"]
+        names = [*(term.name for term in self.design.terms), "deviation", "launch", "noisy launch", "drift"]
         return dict(zip(names, np.sqrt((self._fitted.chosen**2).mean(axis=0)).tolist(), strict=True))
 
     @property
-    def is_restless(self) -> bool:
+    def has_noisy_launches(self) -> bool:
         """Whether launches were fitted with a scale of their own."""
-        return self._fitted is not None and bool(self._fitted.data.restless.any())
+        return self._fitted is not None and bool(self._fitted.data.noisy.any())
 
     def launch_scale(self, *, drafts: bool) -> float:
         """What launches of one configuration differ by, with drafts or without; 0 before a fit."""
         if self._fitted is None:
             return 0.0
-        place = len(self.design.terms) + 1 + (drafts and self.is_restless)
+        place = len(self.design.terms) + 1 + (drafts and self.has_noisy_launches)
         return float(np.sqrt((self._fitted.chosen[:, place] ** 2).mean()))
 
     def draw(
@@ -138,7 +141,7 @@ class FactorModel:
             width = scales[:groups][self.design.group]
             prior = rng.standard_normal((width.size, per)) * width[:, None] * self._tails(seen, per, rng)
             own = rng.standard_normal((len(places), per)) * scales[groups] * fitted.size[first][:, None]
-            launch_scales = np.where(data.restless, scales[groups + 2], scales[groups + 1])
+            launch_scales = np.where(data.noisy, scales[groups + 2], scales[groups + 1])
             launches = rng.standard_normal((int(data.launches.max()) + 1, per))
             drift = rng.standard_normal(per) * scales[groups + 3]
             beside = (launches[data.launches] * launch_scales[:, None] + data.hours[:, None] * drift) * fitted.size[
@@ -187,9 +190,9 @@ class FactorModel:
         return np.roll(self._pool, int(rng.integers(draws * self._pool.shape[0])))
 
     def _tails(self, seen: NDArray[np.bool_], per: int, rng: np.random.Generator) -> Floats:
-        heavy = np.array([term.heavy for term in self.design.terms] or [False])[self.design.group]
-        tails = np.ones((heavy.size, per))
-        wild = heavy & ~seen
+        student_t = np.array([term.student_t for term in self.design.terms] or [False])[self.design.group]
+        tails = np.ones((student_t.size, per))
+        wild = student_t & ~seen
         if wild.any():
             chi = rng.chisquare(_DEGREES_OF_FREEDOM, (int(wild.sum()), per))
             tails[wild] = np.sqrt(_DEGREES_OF_FREEDOM / chi)
@@ -204,8 +207,8 @@ class FactorModel:
             [
                 *(part @ part.T for part in groups),
                 (data.rows[:, None] == data.rows) * both,
-                launched * ~(data.restless[:, None] | data.restless),
-                launched * (data.restless[:, None] & data.restless),
+                launched * ~(data.noisy[:, None] | data.noisy),
+                launched * (data.noisy[:, None] & data.noisy),
                 np.outer(data.hours, data.hours) * both,
             ]
         )

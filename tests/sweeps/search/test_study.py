@@ -4,6 +4,7 @@ import itertools
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -16,6 +17,7 @@ from sweeps.results.tables import ResultsFolder
 from sweeps.search.observations import Observations
 from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
+from sweeps.search.samplers import Search, build_search
 from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import EngineSpec, SweepSpec
@@ -280,7 +282,7 @@ def test_gp_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         study_of(stub_spec("study: {sampler: {name: gp}}\n"))
 
 
-def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pruner_that_can_say_why_is_asked(tmp_path: Path) -> None:
     class Bound(optuna.pruners.NopPruner):
         def __init__(self, observations: Observations) -> None:
             self.observations = observations
@@ -290,8 +292,12 @@ def test_a_pruner_that_can_say_why_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
             assert seen is not None
             return Decision(prune=len(seen.blocks) == 2, reason="bound 61 < 80", numbers={"bound": 61.0})
 
-    monkeypatch.setattr("sweeps.search.optuna_study.build_pruner", lambda choice, **known: Bound(known["observations"]))
-    study, trials = run(stub_spec(), tmp_path)
+    def with_bound(*args: Any, **known: Any) -> Search:
+        sampler, _ = build_search(*args, **known)
+        return sampler, Bound(known["observations"])
+
+    study = study_of(stub_spec(), build=with_bound)
+    trials = drive(study, HeldEngine(StubEngine()), stub_context(study.spec, tmp_path))
     candidates = [study.observations[trial.trial_id] for trial in trials if trial.role == "candidate"]
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}
 

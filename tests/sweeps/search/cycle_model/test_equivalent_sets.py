@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sweeps.engines.base import KernelTime
-from sweeps.search.cycle_model.equivalent_sets import find_stand_ins, where_nccl_acts
+from sweeps.search.cycle_model.equivalent_sets import find_representatives, where_nccl_acts
 from sweeps.search.observations import Observation
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
@@ -59,7 +59,7 @@ def seen(
 
 
 def groups(*observations: Observation, failed: frozenset[Configuration] = frozenset()) -> set[frozenset[Configuration]]:
-    rows = find_stand_ins(MEMBERS, where_nccl_acts(MEMBERS, observations), failed=failed).tolist()
+    rows = find_representatives(MEMBERS, where_nccl_acts(MEMBERS, observations), failed=failed).tolist()
     return {frozenset(MEMBERS[place] for place, row in enumerate(rows) if row == each) for each in rows}
 
 
@@ -115,7 +115,7 @@ def test_a_set_that_nccl_does_not_read_is_the_default_and_no_other_is() -> None:
 def test_the_default_stands_for_an_unread_set_whatever_their_order() -> None:
     backwards = MEMBERS[::-1]
     told = [seen(member(3, "simple", by_nccl=True), "nccl", nccl_unread=True)]
-    rows = find_stand_ins(backwards, where_nccl_acts(backwards, told)).tolist()
+    rows = find_representatives(backwards, where_nccl_acts(backwards, told)).tolist()
     assert backwards[rows[backwards.index(member(1, "simple", by_nccl=True))]] == member(1, "default", by_nccl=True)
 
 
@@ -133,7 +133,7 @@ def test_a_set_that_failed_is_no_stand_in_and_has_none() -> None:
 
 
 def test_a_stand_in_is_a_member_of_its_group() -> None:
-    rows = find_stand_ins(MEMBERS, where_nccl_acts(MEMBERS, [seen(CUSTOM, "custom")]))
+    rows = find_representatives(MEMBERS, where_nccl_acts(MEMBERS, [seen(CUSTOM, "custom")]))
     assert (rows[rows] == rows).all()
     for place, row in enumerate(rows.tolist()):
         assert replace(MEMBERS[place], nccl_set="", nccl_env=()) == replace(MEMBERS[row], nccl_set="", nccl_env=())

@@ -228,7 +228,7 @@ def test_draws_of_a_factor_cover_what_they_do_not_know() -> None:
                 errors=np.full(4, 0.001),
                 launches=np.arange(4),
                 hours=np.zeros(4),
-                restless=np.zeros(4, dtype=np.bool_),
+                noisy=np.zeros(4, dtype=np.bool_),
             ),
             rng,
             sweeps=6,
@@ -249,7 +249,7 @@ def test_where_another_kernel_all_reduces_one_set_tells_of_all() -> None:
         assert posterior is not None
         own, other = (posterior.tok_s[row(space, 3, name)] for name in ("default", "d"))
         spreads[all_reduce] = float(np.std(other / own))
-        assert (model.stand_in(space.configurations()[row(space, 3, "d")]).nccl_set == "default") == (
+        assert (model.representative(space.configurations()[row(space, 3, "d")]).nccl_set == "default") == (
             all_reduce == "custom"
         )
     assert spreads["custom"] == 0.0

@@ -52,7 +52,7 @@ def test_they_are_what_the_study_asks_for() -> None:
     sampler = CycleModelSampler(space, observations, seed=1)
     assert isinstance(sampler, CertifyingSampler)
     assert isinstance(sampler, RecommendingSampler)
-    assert isinstance(CycleBoundPruner(space, observations), DecidingPruner)
+    assert isinstance(CycleBoundPruner(sampler.beliefs), DecidingPruner)
     assert sampler.incumbent() is None
     assert sampler.probability_within(0.01) is None
 

@@ -1,0 +1,196 @@
+"""Which configuration to measure next for the sweep's GPU seconds, and how sure it is of its incumbent. No Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweeps.search.cycle_model.beliefs import Beliefs
+from sweeps.search.cycle_model.launch_cost import trial_seconds
+from sweeps.search.cycle_model.terms import Floats
+from sweeps.spec.names import DEFAULT_NCCL_SET
+from sweeps.spec.space import Configuration
+
+_GAIN_WEIGHT = 0.01
+"""Weight of the expected relative gain beside the probability of being the best: it decides ties alone."""
+_ENOUGH = 0.95
+"""P(incumbent within `stop_within`) that counts as certain if the spec states no `stop_probability`."""
+_SETTLING = 0.5
+"""Once P(the incumbent loses) is below this, only draws in which it does are scored."""
+_FAR_OFF = 0.08
+"""An untested top-k is left untested if it is predicted to be slower than the incumbent by more than this share."""
+_NEAR_BEST = 0.98
+"""Sets whose expected gain is at least this share of the largest count as equally good first launches."""
+_LONG_SHOT = 0.999
+"""Quantile of the gain that ranks candidates if no draw expects any of them to win."""
+_PRIOR_LAUNCHES = 0.25
+"""Successful launches that every setting is credited with before it failed once."""
+
+
+class Chooser:
+    """Decides on the beliefs of one sweep. Stateless: the same beliefs lead to the same choice."""
+
+    def __init__(self, beliefs: Beliefs) -> None:
+        self._beliefs = beliefs
+        self._space = beliefs.space
+        members = self._space.configurations()
+        self._launch_keys = np.array([self._space.launch_key(member) for member in members])
+        self._with_same_settings: dict[object, list[Configuration]] = {}
+        for member in members:
+            if member.speculates:
+                self._with_same_settings.setdefault(member.nccl_and_server_settings, []).append(member)
+
+    def probability_within(self, within: float) -> float | None:
+        """P(the incumbent is within this share of the best); None while a top-k is to be tested or nothing is known."""
+        beliefs = self._beliefs
+        if beliefs.posterior() is None or beliefs.incumbent() is None or self._untested_topk() is not None:
+            return None
+        return float(np.mean(~beliefs.draws_where_incumbent_loses(within)))
+
+    def next_configuration(self) -> Configuration | None:
+        """The longest chain first; then the most likely to settle the search, per GPU second of its cost.
+
+        None: there is nothing to go by.
+        """
+        beliefs, study = self._beliefs, self._space.spec.study
+        posterior = beliefs.posterior()
+        candidates = self._open()
+        if not candidates:
+            return None
+        if (chain := self._first_chain(candidates)) is not None:
+            return chain
+        if posterior is None:
+            return None
+        loses = beliefs.draws_where_incumbent_loses(study.stop_within)
+        wanted = study.stop_probability or _ENOUGH
+        if loses.mean() <= 1.0 - wanted and (challenger := self._untested_topk()) is not None:
+            return challenger
+        return self._prefer_default_nccl(candidates[int(self._scores(candidates, loses).argmax())], candidates)
+
+    def _scores(self, candidates: Sequence[Configuration], loses: NDArray[np.bool_]) -> Floats:
+        """P(being within `stop_within` of the best), per GPU second, (candidates,)."""
+        beliefs, rules, within = self._beliefs, self._beliefs.rules, self._space.spec.study.stop_within
+        rows = np.array([beliefs.model.row(member) for member in candidates])
+        values = beliefs.values[rows]
+        best = values.max(axis=0)
+        good = values >= best - within * np.abs(best)
+        if rules.settling and loses.mean() < _SETTLING:
+            good &= loses
+        incumbent = beliefs.incumbent()
+        own = beliefs.of(incumbent) if incumbent is not None else np.median(beliefs.values, axis=0)
+        share = np.maximum(values - own, 0.0).mean(axis=1) / np.abs(own).mean()
+        wins = good.mean(axis=1) + (_GAIN_WEIGHT * share if rules.gain_weight else 0.0)
+        cost_s = trial_seconds(beliefs.observations, self._launch_keys[rows], self._space.spec.workload.blocks)
+        scores: Floats = wins * (1.0 - self._failure_risk(candidates)) / cost_s
+        if not scores.any():  # nothing is expected to win: the least certain loser
+            scores = np.quantile(values - own, _LONG_SHOT, axis=1)
+        return scores
+
+    def _open(self) -> list[Configuration]:
+        """Members that may still be measured; of equivalent ones the representative, else the first.
+
+        Equivalent members share their replicates, unless launches are noisy: then another launch tells more.
+        """
+        beliefs, model, members = self._beliefs, self._beliefs.model, self._space.configurations()
+        units = np.arange(len(model.members)) if model.has_noisy_launches else model.representatives
+        counts = np.zeros(len(model.members), dtype=np.int64)
+        for configuration, count in beliefs.counts().items():
+            counts[units[model.row(configuration)]] += count
+        kept = counts[units] < self._space.spec.study.max_replicates
+        kept[[model.row(member) for member in beliefs.failed()]] = False
+        rows = np.flatnonzero(kept[: len(members)])
+        _, firsts = np.unique(model.representatives[rows], return_index=True)
+        chosen = rows[np.sort(firsts)]
+        representatives = model.representatives[chosen]
+        return [members[row] for row in np.where(np.isin(representatives, rows), representatives, chosen)]
+
+    def _first_chain(self, candidates: Sequence[Configuration]) -> Configuration | None:
+        """The largest step count at top-k 1 if no chain was tried.
+
+        With the NCCL set that the all-reduce table expects most of, else with the control's settings if they are open.
+        """
+        beliefs, control = self._beliefs, self._space.control
+        if not beliefs.rules.first_chain:
+            return None
+        if any((seen.trial.configuration.eagle_topk or 0) == 1 for seen in beliefs.observations):
+            return None
+        chains = [member for member in candidates if member.eagle_topk == 1]
+        expected = beliefs.model.expected_ms(beliefs.observations)
+        best_ms = 0.0
+        if expected is not None:
+            best_ms = min((expected[beliefs.model.row(each)] for each in chains), default=0.0)
+        if expected is not None and best_ms < 0.0:
+            chains = [member for member in chains if expected[beliefs.model.row(member)] <= _NEAR_BEST * best_ms]
+            same = [member for member in chains if member.args == control.args]
+        else:
+            same = [member for member in chains if (member.nccl_env, member.args) == (control.nccl_env, control.args)]
+        return max(same or chains, key=lambda member: member.num_steps, default=None)
+
+    def _untested_topk(self) -> Configuration | None:
+        """The untested top-k value most likely to reveal an interaction with the incumbent's NCCL set and arguments.
+
+        It is measured before the search may stop. None if all values were tested, or the others are far slower.
+        """
+        beliefs, incumbent = self._beliefs, self._beliefs.incumbent()
+        if not beliefs.rules.untested_topk or beliefs.posterior() is None:
+            return None
+        if incumbent is None or not incumbent.speculates:
+            return None
+        incumbent = beliefs.model.representative(incumbent)
+        ended = (seen.trial.configuration for seen in beliefs.observations if seen.status != "running")
+        tried = {_topk_cell(beliefs.model.representative(each)) for each in ended}
+        counts, failed, limit = beliefs.counts(), beliefs.failed(), self._space.spec.study.max_replicates
+        untested = [
+            member
+            for member in self._with_same_settings.get(incumbent.nccl_and_server_settings, [])
+            if member.eagle_topk != incumbent.eagle_topk
+            and counts.get(member, 0) < limit
+            and member not in failed
+            and _topk_cell(member) not in tried
+        ]
+        best = max(untested, key=beliefs.mean, default=None)
+        own = beliefs.mean(incumbent)
+        if best is None or own - beliefs.mean(best) > _FAR_OFF * abs(own):
+            return None
+        return best
+
+    def _prefer_default_nccl(self, wanted: Configuration, candidates: Sequence[Configuration]) -> Configuration:
+        """The same with NCCL's default set if these server arguments were never launched, and no set is clearly better.
+
+        The first launch tells whether NCCL sets act at all. If they do not, a winner should ask for none: they still
+        act in prefill, which no decode rate shows.
+        """
+        beliefs = self._beliefs
+        launched = (seen.trial.configuration.server_settings for seen in beliefs.observations)
+        if not beliefs.rules.prefer_default_nccl or wanted.server_settings in launched:
+            return wanted
+        plain = replace(wanted, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
+        if plain not in candidates:
+            return wanted
+        ours, theirs = beliefs.of(wanted), beliefs.of(plain)
+        better = ours - theirs > self._space.spec.study.stop_within * np.abs(theirs)
+        return wanted if better.mean() > 0.5 else plain
+
+    def _failure_risk(self, candidates: Sequence[Configuration]) -> Floats:
+        """Largest share of failed launches over a candidate's settings (NCCL set, each argument), (candidates,)."""
+        tried: dict[object, list[bool]] = {}
+        for seen in self._beliefs.observations:
+            if seen.status != "running" and seen.relaunched is not False:
+                for setting in _single_settings(seen.trial.configuration):
+                    tried.setdefault(setting, []).append(seen.status == "failed" and not seen.blocks)
+        risks = {each: sum(failed) / (len(failed) + _PRIOR_LAUNCHES) for each, failed in tried.items() if any(failed)}
+        if not risks or not self._beliefs.rules.failure_risk:
+            return np.zeros(len(candidates))
+        return np.array([max(risks.get(setting, 0.0) for setting in _single_settings(member)) for member in candidates])
+
+
+def _topk_cell(configuration: Configuration) -> tuple[object, ...]:
+    return (configuration.eagle_topk, *configuration.nccl_and_server_settings)
+
+
+def _single_settings(configuration: Configuration) -> tuple[object, ...]:
+    """Each setting that a launch may fail of, on its own."""
+    return (("nccl", configuration.nccl_env), *configuration.args, *configuration.env)
