@@ -282,17 +282,19 @@ def _arguments(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description="Microseconds per all-reduce by NCCL set.")
     parser.add_argument("--sets", type=Path, help="spec whose nccl_sets are measured")
     parser.add_argument(
-        "--builtin", nargs="*", choices=list(BUILTIN_SETS), help="further sets (all, where no spec is given)"
+        "--builtin", nargs="*", choices=list(BUILTIN_SETS), help="further sets (default: all, if there is no spec)"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for allreduce.parquet, allreduce.json and logs")
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter of the server, any command prefix included"
     )
-    parser.add_argument("--world-size", type=int, help="ranks; one per visible GPU where absent")
+    parser.add_argument("--world-size", type=int, help="ranks (default: one per visible GPU)")
     parser.add_argument(
         "--backend", choices=("nccl", "gloo"), default="nccl", help="gloo: on CPUs, host timer, eager only"
     )
-    parser.add_argument("--deadline-s", type=float, default=60.0, help="per set, start of the interpreters included")
+    parser.add_argument(
+        "--deadline-s", type=float, default=60.0, help="seconds for one set, start of the interpreters included"
+    )
     parser.add_argument("--token-bytes", type=int, default=TOKEN_BYTES)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--calls", type=int, default=20, help="all-reduces per repeat")

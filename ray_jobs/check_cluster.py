@@ -70,7 +70,7 @@ def preflight(arguments: argparse.Namespace, out: Path) -> NodeReport:
     if arguments.address:
         report = _on_cluster(spec, arguments.address, out, options)
     else:
-        local = Check(name="cluster", state="skipped", detail="no --address: this machine alone was checked")
+        local = Check(name="cluster", state="skipped", detail="no --address, so only this machine was checked")
         node = node_report(spec, out, **options)
         report = replace(node, checks=(local, *node.checks))
     if report.table is not None and arguments.out:
@@ -144,7 +144,7 @@ def _none_free(spec: SweepSpec, nodes: Sequence[Mapping[str, Any]]) -> Check:
     hosts = ", ".join(node["NodeManagerHostname"] for node in nodes)
     detail = (
         f"need a node with {spec.resources.gpus} free GPUs and {spec.resources.cpus:g} free CPUs; "
-        f"{hosts} would do, but none was free within {FREE_WITHIN_S:g} s: `ray status` says what holds them"
+        f"{hosts} fit, but none was free within {FREE_WITHIN_S:g} s; `ray status` says what holds them"
     )
     return Check(name="cluster", state="failed", detail=detail)
 
@@ -170,14 +170,14 @@ def _document(report: NodeReport) -> dict[str, Any]:
 def _arguments(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description="Preflight of a sweep.")
     parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML, or the name of a shipped one")
-    parser.add_argument(
-        "--address", default=os.environ.get("RAY_ADDRESS"), help="Ray cluster; RAY_ADDRESS where absent"
-    )
+    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="Ray cluster (default: RAY_ADDRESS)")
     parser.add_argument("--out", type=Path, help="keep the all-reduce table, its logs and NCCL's in this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks, versions and table as JSON")
     parser.add_argument("--no-all-reduce", action="store_true", help="skip the all-reduce table")
-    parser.add_argument("--deadline-s", type=float, default=60.0, help="of one NCCL set in the table")
-    parser.add_argument("--trace", action="store_true", help="launch a server: the share of communication in verify")
+    parser.add_argument("--deadline-s", type=float, default=60.0, help="seconds for one NCCL set in the table")
+    parser.add_argument(
+        "--trace", action="store_true", help="launch a server and measure the share of communication in verify"
+    )
     return parser.parse_args(argv)
 
 

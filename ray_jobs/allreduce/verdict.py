@@ -128,7 +128,7 @@ def _why_same(own: Mapping[int, Row], default: _Default) -> str:
     if not equal:
         return ""
     where = "" if len(equal) == len(own) else f" at {', '.join(map(str, equal))} tok"
-    return f"NCCL chooses as by default{where}; launches of that differ by up to {default.noise:.1%}"
+    return f"NCCL makes its default choice{where}; launches of the default differ by up to {default.noise:.1%}"
 
 
 def _default(rows: Sequence[Row], mode: str) -> _Default:
@@ -215,10 +215,12 @@ def render(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         table.add_row(verdict.name, verdict.verdict, verdict.detail)
     console.print(table)
     if (noise := launch_noise(rows)) is not None:
-        console.print(f"Launches in which NCCL chose as by default differ by up to {noise:.1%}: less is no effect.")
+        console.print(
+            f"Launches with NCCL's default choice differ by up to {noise:.1%}; smaller differences are noise."
+        )
     console.print(f"Sets that could matter: {', '.join(v.name for v in verdicts if v.could_matter) or 'none'}.")
     console.print(
-        "This is NCCL alone: where the server reduces by other means (NVLink: custom all-reduce), no set matters."
+        "This is NCCL alone. If another kernel does the server's all-reduces (SGLang's own, on NVLink), no set matters."
     )
 
 

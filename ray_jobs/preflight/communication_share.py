@@ -30,7 +30,9 @@ def check_communication(spec: SweepSpec, blocks: Sequence[Block], out: Path) -> 
         return Check(name=NAME, state="failed", detail=str(error))
     share = communication_share(kernels) if kernels else None
     if share is None:
-        return Check(name=NAME, state="skipped", detail=f"the {spec.engine.kind} engine left no kernels of verify")
+        return Check(
+            name=NAME, state="skipped", detail=f"the trace of the {spec.engine.kind} engine has no kernels of verify"
+        )
     origin = f"{spec.engine.kind}: " if spec.engine.is_virtual else ""
     return Check(
         name=NAME,

@@ -153,13 +153,17 @@ def _models(spec: SweepSpec) -> Iterator[Check]:
         elif Path(path).is_absolute() or path.startswith(".") or path.count("/") > 1:
             yield Check(name=name, state="failed", detail=f"{path} does not exist on this node")
         else:
-            yield Check(name=name, state="warning", detail=f"{path} is no folder here: the server will ask the hub")
+            yield Check(
+                name=name,
+                state="warning",
+                detail=f"{path} is not a folder here, so the server will download it during its launch",
+            )
 
 
 def _conf_files(files: Sequence[ConfFile]) -> Iterator[Check]:
     for file in files:
         settings = ", ".join(f"{name}={value}" for name, value in file.settings.items())
-        word = f"{file.path} acts on every NCCL set, `default` too: {settings or 'no settings'}"
+        word = f"{file.path} changes every NCCL set, also `default`: {settings or 'no settings'}"
         yield Check(name="NCCL configuration file", state="warning" if settings else "ok", detail=word)
     if not files:
         yield Check(name="NCCL configuration file", state="ok", detail="none")
@@ -177,7 +181,7 @@ def _inherited(spec: SweepSpec, inherited: Mapping[str, str], removed: Sequence[
         word = f"{', '.join(pinned)}: acceptance would be simulated, but the spec says it is measured"
         yield Check(name="simulated acceptance", state="failed", detail=word)
     if removed:
-        word = f"the sweep sets these itself and takes them out: {', '.join(removed)}"
+        word = f"removed, because the sweep sets them itself: {', '.join(removed)}"
         yield Check(name="inherited variables removed", state="ok", detail=word)
     yield Check(
         name="inherited variables kept",

@@ -123,7 +123,7 @@ def test_an_nccl_conf_file_is_shown_with_its_settings(tmp_path: Path, model: Pat
     read = partial(nccl_conf_files, system=conf, home=tmp_path / "nobody")
     check = checks_of(spec, tmp_path, conf_files=read)["NCCL configuration file"]
     assert check.state == "warning"
-    assert check.detail == f"{conf} acts on every NCCL set, `default` too: NCCL_PROTO=LL"
+    assert check.detail == f"{conf} changes every NCCL set, also `default`: NCCL_PROTO=LL"
 
 
 @pytest.mark.parametrize("sets_it", ["the environment", "the spec"])
@@ -147,7 +147,7 @@ def test_a_named_conf_file_replaces_the_users_and_is_not_warned_of_twice(
 def test_inherited_variables_are_named_removed_or_kept(tmp_path: Path, model: Path) -> None:
     spec = sglang_spec(interpreter(tmp_path), model, nccl_sets={"LL": {"NCCL_PROTO": "LL"}})
     checks = checks_of(spec, tmp_path, inherited={"NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": "1", "HOME": "/"})
-    assert checks["inherited variables removed"].detail.endswith("takes them out: NCCL_PROTO")
+    assert checks["inherited variables removed"].detail == "removed, because the sweep sets them itself: NCCL_PROTO"
     assert checks["inherited variables kept"].state == "warning"
     assert checks["inherited variables kept"].detail.endswith("have NCCL_IB_DISABLE=1")
 
