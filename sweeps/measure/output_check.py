@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from sweeps.engines.base import EngineError
+from sweeps.measure.records import TRIAL_LETTERS
 from sweeps.results.tables import ResultsFolder, read_part
 
 INERT_CYCLES = 100
@@ -102,6 +103,7 @@ def outputs_of(requests: Iterable[Mapping[str, Any]]) -> Outputs:
 
 def control_outputs(folder: ResultsFolder) -> tuple[Outputs, ...]:
     """Of every control (trial ids `k...`) that has left its rows."""
-    parts = (path.stem.rpartition("-a") for path in sorted((folder.root / "tables" / "requests").glob("k*.parquet")))
+    pattern = f"{TRIAL_LETTERS['control']}*.parquet"
+    parts = (path.stem.rpartition("-a") for path in sorted((folder.root / "tables" / "requests").glob(pattern)))
     tables = [read_part(folder, "requests", trial_id=trial_id, attempt=int(attempt)) for trial_id, _, attempt in parts]
     return tuple(outputs for table in tables if (outputs := outputs_of(table.to_pylist())))

@@ -20,7 +20,7 @@ class PlannedTrial:
     """What is to be measured next, and as what."""
 
     trial_id: str
-    """`t0007` for study number 7; `k0000` a control, `i0000` an incumbent measured again."""
+    """See `name_trial`."""
     role: Role
     number: int | None
     """Of the Optuna study; None for controls and incumbents, which are measured beside it."""
@@ -78,6 +78,19 @@ def blamed(kind: str | None) -> str | None:
     return "interrupted" if kind == "gpu_not_clean" else kind
 
 
-def candidate_id(number: int) -> str:
-    """The trial id of an Optuna trial number."""
-    return f"t{number:04d}"
+TRIAL_LETTERS: Mapping[Role, str] = {"candidate": "t", "control": "k", "incumbent": "i"}
+"""Role -> first letter of its trial ids."""
+
+
+def name_trial(role: Role, number: int) -> str:
+    """`t0007`, `k0000`, `i0000`: a letter for the role, and a number of four digits or more.
+
+    Args:
+        number: of the Optuna trial for a candidate; the others are counted, each role on its own.
+    """
+    return f"{TRIAL_LETTERS[role]}{number:04d}"
+
+
+def study_number(name: str) -> int | None:
+    """Optuna's number of a trial id; None for controls and incumbents, which are no trials of the study."""
+    return int(name[1:]) if name.startswith(TRIAL_LETTERS["candidate"]) else None

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Status, candidate_id
+from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Status, name_trial
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration
 
@@ -99,7 +99,7 @@ class Observations:
 
     def of_number(self, number: int) -> Observation | None:
         """The candidate with this study number."""
-        return self._by_id.get(candidate_id(number))
+        return self._by_id.get(name_trial("candidate", number))
 
     def of_configuration(self, configuration: Configuration) -> tuple[Observation, ...]:
         """Every trial of a configuration, whatever its role."""

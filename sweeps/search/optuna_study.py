@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, candidate_id
+from sweeps.measure.records import Decision, name_trial
 from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
 from sweeps.search.samplers import Search, build_search
 from sweeps.spec.model import SweepSpec
@@ -89,12 +89,12 @@ class OptunaStudy:
 
     def take(self, proposal: Proposal, configuration: Configuration) -> str:
         """The proposal becomes a trial of `configuration`; its id."""
-        trial_id = candidate_id(proposal.handle.number)
-        proposal.handle.set_user_attr("trial_id", trial_id)
+        name = name_trial("candidate", proposal.handle.number)
+        proposal.handle.set_user_attr("trial_id", name)
         proposal.handle.set_user_attr("configuration_id", configuration.configuration_id)
         proposal.handle.set_user_attr("label", configuration.label)
-        self._asked[trial_id] = proposal.handle
-        return trial_id
+        self._asked[name] = proposal.handle
+        return name
 
     def refuse(self, proposal: Proposal, reason: str) -> None:
         """No server could run it."""
@@ -253,7 +253,7 @@ class OptunaStudy:
         if key not in self._known_invalid:
             self._known_invalid.add(key)
             self._invalid.append(
-                InvalidSuggestion(trial_id=candidate_id(handle.number), requested=requested, reason=reason)
+                InvalidSuggestion(trial_id=name_trial("candidate", handle.number), requested=requested, reason=reason)
             )
 
     def _fail(self, handle: optuna.Trial, reason: str) -> None:

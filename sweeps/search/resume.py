@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import PlannedTrial, blamed
+from sweeps.measure.records import PlannedTrial, blamed, study_number
 from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.search.observations import Observation, Observations
@@ -68,7 +68,7 @@ def _observation(
     trial = PlannedTrial(
         trial_id=row["trial_id"],
         role=row["role"],
-        number=int(row["trial_id"][1:]) if row["role"] == "candidate" else None,
+        number=study_number(row["trial_id"]),
         configuration=configuration,
         requested=space.suggestion(configuration),
         launch_key=space.launch_key(configuration),

@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import optuna
 from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role
+from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role, name_trial
 from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.samplers import Search, build_search
@@ -25,6 +26,19 @@ from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
 
+Phase = Literal["searching", "checking", "closing", "finished"]
+_NEXT: Mapping[Phase, frozenset[Phase]] = {
+    "searching": frozenset({"checking", "closing", "finished"}),
+    "checking": frozenset({"searching", "finished"}),
+    "closing": frozenset({"finished"}),
+    "finished": frozenset(),
+}
+"""Which phase may follow which.
+
+Searching: candidates are asked for. Checking: the search is certain of its incumbent, which is launched again beside a
+last control; if the repeat contradicts, it searches on. Closing: the budget or the space is used up, a last control is
+measured. Finished: nothing is asked for any more.
+"""
 _TRIES = 8
 """Suggestions drawn before an unseen configuration is taken instead: samplers repeat themselves on a finite space."""
 
@@ -60,9 +74,7 @@ class SweepStudy:
         self._metric = spec.study.metric
         self._optuna = OptunaStudy(spec, space, self.observations, storage, build=build)
         self._schedule = Schedule(spec, space, self.observations, clock)
-        self._finished = False
-        self._said_why = False
-        self._is_certain = False
+        self._phase: Phase = "searching"
         self._findings: list[Finding] = []
         self._members = frozenset(space.configurations())
         self._random = random.Random(f"{spec.study.seed}-{len(self.observations)}")
@@ -75,7 +87,7 @@ class SweepStudy:
     @property
     def finished(self) -> bool:
         """True once `ask` will never return a trial again."""
-        return self._finished
+        return self._phase == "finished"
 
     @property
     def incumbent(self) -> Configuration | None:
@@ -93,20 +105,20 @@ class SweepStudy:
     @property
     def trials_left(self) -> int:
         """How many trials may still come at most, controls and incumbents included."""
-        return 0 if self._finished else self._schedule.trials_left
+        return 0 if self.finished else self._schedule.trials_left
 
     def ask(self) -> PlannedTrial | None:
         """What to measure next. None: nothing now (other trials must end first), or nothing ever (`finished`)."""
         trial = None
-        while trial is None and not self._finished:
+        while trial is None and not self.finished:
             if (role := self._schedule.next_beside()) is not None:
-                trial = self._beside(role)
-            elif self.stop_reason is None:
+                trial = self._control_or_incumbent(role)
+            elif self._phase == "searching":
                 trial = self._candidate()
             elif self.observations.running:
                 return None
-            else:
-                self._finished = not (self._schedule.close() or self._withdraw())
+            elif not self._schedule.close():
+                self._enter("searching" if self._is_refuted() else "finished")
         if trial is not None:
             self.observations.start(trial)
         return trial
@@ -130,8 +142,10 @@ class SweepStudy:
 
     def stop(self, reason: str) -> None:
         """Ask for nothing more, not even a last control: something is broken that no configuration can help."""
+        self._findings.append(Finding(event="search_stopped", detail=reason))
         self.stop_reason = reason
-        self._finished = True
+        if not self.finished:
+            self._enter("finished")
 
     def drain_invalid(self) -> tuple[InvalidSuggestion, ...]:
         """Infeasible suggestions met since the last call: each a row of the tables."""
@@ -143,22 +157,20 @@ class SweepStudy:
         found, self._findings = tuple(self._findings), []
         if isinstance(sampler, RecommendingSampler):
             found = (*found, *sampler.drain_findings())
-        if self.stop_reason is not None and not self._said_why:
-            self._said_why = True
-            found = (*found, Finding(event="search_stopped", detail=self.stop_reason))
         return found
 
     # What to measure next
 
     def _candidate(self) -> PlannedTrial | None:
-        self.stop_reason = self._schedule.budget_reached()
-        if self.stop_reason is None and (certified := self._certified()) is not None:
-            self.stop_reason, self._is_certain = certified, True
-        if self.stop_reason is not None:
+        if (reached := self._schedule.budget_reached()) is not None:
+            self._enter("closing", reached)
+            return None
+        if (certified := self._certified()) is not None:
+            self._enter("checking", certified)
             return None
         open_configurations = self._schedule.open_configurations()
         if not open_configurations:
-            self.stop_reason = f"every configuration of the space was measured ({len(self._members)})"
+            self._enter("closing", f"every configuration of the space was measured ({len(self._members)})")
             return None
         if self.spec.study.sampler.name == "grid":
             return self._enqueue(open_configurations[0])
@@ -184,23 +196,22 @@ class SweepStudy:
         return self._plan(proposal, self.space.resolve(proposal.requested))
 
     def _plan(self, proposal: Proposal, configuration: Configuration) -> PlannedTrial:
-        trial_id = self._optuna.take(proposal, configuration)
-        return self._planned(trial_id, "candidate", proposal.handle.number, configuration, proposal.requested)
+        name = self._optuna.take(proposal, configuration)
+        return self._planned(name, "candidate", proposal.handle.number, configuration, proposal.requested)
 
-    def _beside(self, role: Role) -> PlannedTrial | None:
-        """A control, or the incumbent again: measured beside the study. None where there is no incumbent of its own."""
+    def _control_or_incumbent(self, role: Role) -> PlannedTrial | None:
+        """A control, or the incumbent again: no trials of the Optuna study. None if the control is the incumbent."""
         configuration = self.space.control if role == "control" else self.incumbent
         if configuration is None or (role == "incumbent" and configuration == self.space.control):
             return None
         number = sum(seen.trial.role == role for seen in self.observations)
-        trial_id = f"{'k' if role == 'control' else 'i'}{number:04d}"
-        return self._planned(trial_id, role, None, configuration, self.space.suggestion(configuration))
+        return self._planned(name_trial(role, number), role, None, configuration, self.space.suggestion(configuration))
 
     def _planned(
-        self, trial_id: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
+        self, name: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
     ) -> PlannedTrial:
         return PlannedTrial(
-            trial_id=trial_id,
+            trial_id=name,
             role=role,
             number=number,
             configuration=configuration,
@@ -222,16 +233,22 @@ class SweepStudy:
             return None
         return sampler.probability_within(self.spec.study.stop_within)
 
-    def _withdraw(self) -> bool:
-        """Search on where the winner, launched again at the end, was not what it seemed."""
+    def _enter(self, phase: Phase, reason: str | None = None) -> None:
+        """Change the phase, and say why the search stops."""
+        assert phase in _NEXT[self._phase], f"a study goes from {self._phase} to {', '.join(_NEXT[self._phase])}"
+        self._phase, self.stop_reason = phase, reason if phase != "finished" else self.stop_reason
+        if reason is not None:
+            self._findings.append(Finding(event="search_stopped", detail=reason))
+
+    def _is_refuted(self) -> bool:
+        """Whether the winner, launched again at the end, is no longer certain to be one."""
         newest = list(self.observations)[-1].trial
-        if not self._is_certain or newest.role != "incumbent" or self._certified() is not None:
+        if self._phase != "checking" or newest.role != "incumbent" or self._certified() is not None:
             return False
         probability = self._certainty()
         now = "cannot be told" if probability is None else f"is {probability:.3f}"
         detail = f"{newest.configuration.label} was launched again, and P(incumbent within stop_within) {now}"
         self._findings.append(Finding(event="certificate_withdrawn", detail=detail))
-        self.stop_reason, self._is_certain, self._said_why = None, False, False
         return True
 
 

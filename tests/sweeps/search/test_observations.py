@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Outcome, candidate_id
+from sweeps.measure.records import Outcome, name_trial
 from sweeps.search.observations import Observations, block_value
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import plan, stub_spec
@@ -72,7 +72,7 @@ def test_the_live_server_is_the_last_started_unless_it_failed() -> None:
 
 def test_trials_are_found_by_number_and_configuration() -> None:
     observations = Observations()
-    observe(observations, candidate_id(7), FIRST, 60.0)
+    observe(observations, name_trial("candidate", 7), FIRST, 60.0)
     found = observations.of_number(7)
     assert found is not None
     assert found.trial.configuration == FIRST
