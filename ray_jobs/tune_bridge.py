@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 
 from ray_jobs.trial_actor import SweepRun, SweepTrainable
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Outcome, PlannedTrial, blamed
+from sweeps.measure.records import Decision, Outcome, PlannedTrial, kind_for_search
 from sweeps.measure.rows import invalid_row, lost_row, record_decision, record_findings
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, write_part
@@ -111,7 +111,7 @@ class StudySearcher(Searcher):
             self._lost(trial_id)
             return
         outcome: Outcome = result["outcome"]
-        self._end(trial_id, replace(outcome, kind=blamed(outcome.kind)))
+        self._end(trial_id, replace(outcome, kind=kind_for_search(outcome.kind)))
         if outcome.kind == "gpu_not_clean":
             self._count_error(f"found their node unusable: {outcome.reason}")
         else:

@@ -73,7 +73,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def blamed(kind: str | None) -> str | None:
+def kind_for_search(kind: str | None) -> str | None:
     """The kind that the search is told: a node whose GPUs stayed in use says nothing about a configuration."""
     return "interrupted" if kind == "gpu_not_clean" else kind
 

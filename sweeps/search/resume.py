@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import PlannedTrial, blamed, study_number
+from sweeps.measure.records import PlannedTrial, kind_for_search, study_number
 from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.search.observations import Observation, Observations
@@ -86,7 +86,7 @@ def _observation(
         all_reduce=row["all_reduce"],
         nccl_unread=is_unread(dict(configuration.nccl_env), read.get(attempt, frozenset())),
         reason=row["reason"],
-        kind=blamed(row["kind"]),
+        kind=kind_for_search(row["kind"]),
         refused=row["status"] == "invalid",
     )
 

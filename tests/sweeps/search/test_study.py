@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -21,11 +23,12 @@ from sweeps.search.samplers import Search, build_search
 from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import EngineSpec, SweepSpec
+from sweeps.spec.names import OPTUNA_PRUNERS, OPTUNA_SAMPLERS, FromOptuna
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import SPEC, StubEngine, drive, stub_context, stub_spec, tok_s_of
 
-SAMPLERS = ("grid", "random", "tpe")
-PRUNERS = ("none", "median", "successive_halving", "hyperband", "wilcoxon")
+SAMPLERS = tuple(name for name, made in OPTUNA_SAMPLERS.items() if "torch" not in made.needs)
+PRUNERS = tuple(OPTUNA_PRUNERS)
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -62,6 +65,25 @@ def test_every_sampler_and_pruner_finds_the_best_and_measures_each_configuration
     assert not study.observations.running
     states = {frozen.state for frozen in study.study.trials}
     assert TrialState.RUNNING not in states
+
+
+def test_a_row_in_the_table_of_names_is_all_that_a_sampler_of_optuna_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As CONTRIBUTING tells; Optuna's quasi-Monte-Carlo sampler is not among ours."""
+    text = "study: {sampler: {name: qmc, options: {scramble: true}}}\n"
+    with pytest.raises(SpecError, match="no sampler 'qmc'"):
+        stub_spec(text)
+    monkeypatch.setitem(cast(dict[str, FromOptuna], OPTUNA_SAMPLERS), "qmc", FromOptuna(class_name="QMCSampler"))
+    study, trials = run(stub_spec(text), tmp_path)
+    assert isinstance(study.study.sampler, optuna.samplers.QMCSampler)
+    assert {trial.configuration for trial in trials} == set(study.space.configurations())
+
+
+@pytest.mark.parametrize(("table", "module"), [(OPTUNA_SAMPLERS, optuna.samplers), (OPTUNA_PRUNERS, optuna.pruners)])
+def test_every_name_is_a_class_of_optuna(table: Mapping[str, FromOptuna], module: ModuleType) -> None:
+    for made in table.values():
+        assert issubclass(getattr(module, made.class_name), optuna.samplers.BaseSampler | optuna.pruners.BasePruner)
 
 
 def test_the_grid_is_ordered_by_launch_key(tmp_path: Path) -> None:
