@@ -125,10 +125,6 @@ def test_frameworks_stay_where_they_belong() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-STILL_SHARED = "tests.sweeps.search.cycle_model"
-"""Its tests still take their world from `test_model`."""
-
-
 def test_no_test_module_imports_another() -> None:
     """What tests share stands in a plain module: a world, a stub, a contract."""
     wrong = [
@@ -136,7 +132,6 @@ def test_no_test_module_imports_another() -> None:
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for imported in imports(path)
         if imported.startswith("tests.") and any(part.startswith("test_") for part in imported.split("."))
-        if not within(".".join(path.relative_to(ROOT).with_suffix("").parts), STILL_SHARED)
     ]
     assert not wrong, "\n".join(wrong)
 

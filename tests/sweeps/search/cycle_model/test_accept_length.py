@@ -8,7 +8,7 @@ from sweeps.search.cycle_model.terms import TERMS
 from sweeps.search.observations import Observations
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
-from tests.sweeps.search.cycle_model.test_model import SPEC, observed, row, survival
+from tests.sweeps.worlds import SPEC, observed, row, survival
 
 TREES = SPEC.replace("num_steps: [0, 1, 2, 3, 5, 7]", "num_steps: [0, 3, 5]\n  eagle_topk: [1, 4]")
 
