@@ -24,8 +24,10 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.record import record
-from ray_jobs.allreduce.ranks import RankPlan, run_ranks
-from ray_jobs.allreduce_table import SERVER_DEFAULTS, TOKEN_BYTES, server_versions
+from ray_jobs.allreduce.groups import measure_members
+from ray_jobs.allreduce.ranks import Member, RankPlan
+from ray_jobs.allreduce.table import SERVER_DEFAULTS
+from ray_jobs.allreduce_table import TOKEN_BYTES, server_versions
 from sweeps.engines.sglang.launch_plan import nccl_log_settings
 
 TOKENS = (1, 4)
@@ -49,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         backend=arguments.backend,
         token_bytes=TOKEN_BYTES,
         tokens=TOKENS,
-        calls=20,
+        modes=("eager", "graph"),
         warmup=10,
         repeats=arguments.repeats,
-        deadline_s=60.0,
+        rounds=1,
     )
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(plan, pairs=arguments.pairs, env=os.environ, folder=Path(folder))
@@ -70,9 +72,9 @@ def measure(plan: RankPlan, *, pairs: int, env: Mapping[str, str], folder: Path)
     for pair in range(pairs):
         order = ("off", *LOGS) if pair % 2 == 0 else (*reversed(LOGS), "off")
         for log in order:
-            measured = _medians(plan, {**quiet, **settings.get(log, {})}, folder)
+            measured = _medians(plan, settings.get(log, {}), quiet, folder, name=f"{log}-{pair}")
             (off if log == "off" else on[log]).append(measured)
-    logged = [path for path in folder.glob("nccl.*.log") if path.stat().st_size]
+    logged = [path for log in LOGS for path in folder.glob(f"{log}-*/copy0/*.log") if path.stat().st_size]
     return {
         "world_size": plan.world_size,
         "backend": plan.backend,
@@ -85,12 +87,15 @@ def measure(plan: RankPlan, *, pairs: int, env: Mapping[str, str], folder: Path)
     }
 
 
-def _medians(plan: RankPlan, env: Mapping[str, str], folder: Path) -> Medians:
+def _medians(
+    plan: RankPlan, settings: Mapping[str, str], env: Mapping[str, str], folder: Path, *, name: str
+) -> Medians:
     """Microseconds per all-reduce by mode and tokens, of one start of the ranks."""
-    report = run_ranks(plan, env, folder / "ranks")
-    if report.outcome != "ok":
-        raise RanksError(f"wanted every rank to measure, got {report.outcome}: {report.reason}")
-    return {(row["mode"], row["tokens"]): float(np.median(row["samples_us"])) for row in report.rows}
+    member = Member(nccl_set=name, copy=0, env=settings, logs=folder / name / "copy0")
+    (result,) = measure_members(plan, [member], env, folder / "ranks").results
+    if result.outcome != "ok":
+        raise RanksError(f"wanted every rank to measure, got {result.outcome}: {result.reason}")
+    return {(cell.mode, cell.tokens): next(iter(cell.round_us.values())) for cell in result.cells}
 
 
 def _ratios(on: Sequence[Medians], off: Sequence[Medians]) -> dict[str, dict[str, object]]:

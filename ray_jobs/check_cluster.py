@@ -21,7 +21,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ray_jobs.allreduce.verdict import plain_console, render
+from ray_jobs.allreduce.display import plain_console, render
 from ray_jobs.preflight.node_checks import Check, NodeReport, State, check_node
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
@@ -174,7 +174,12 @@ def _arguments(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="keep the all-reduce table, its logs and NCCL's in this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks, versions and table as JSON")
     parser.add_argument("--no-all-reduce", action="store_true", help="skip the all-reduce table")
-    parser.add_argument("--deadline-s", type=float, default=60.0, help="seconds for one NCCL set in the table")
+    parser.add_argument(
+        "--deadline-s",
+        type=float,
+        default=30.0,
+        help="seconds to set up one NCCL set of the table, or to time it in one round",
+    )
     parser.add_argument(
         "--trace", action="store_true", help="launch a server and measure the share of communication in verify"
     )

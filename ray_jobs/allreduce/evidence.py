@@ -1,13 +1,12 @@
-"""What NCCL chose for each size of a set: one untimed run with NCCL's log on, read and kept."""
+"""What NCCL chose for each size, from the log of the very communicator that was timed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.allreduce.ranks import RankPlan, run_ranks
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
 
 LOG_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING,P2P,SHM"}
@@ -15,7 +14,7 @@ LOG_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING,P2P,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetEvidence:
-    """Rank 0's account of one set: only that rank prints the choice per operation."""
+    """Rank 0's account of one communicator: only that rank prints the choice per operation."""
 
     log: NcclLog
     variables: Mapping[str, str]
@@ -38,23 +37,12 @@ class SetEvidence:
         }
 
 
-def collect(
-    plan: RankPlan, environment: Mapping[str, str], variables: Mapping[str, str], *, scratch: Path, kept: Path
-) -> SetEvidence | None:
-    """Run every size once with the log on; an excerpt of each rank's log goes to `kept`/rankN.log.
-
-    None where rank 0 left no log.
-    """
-    run_ranks(replace(plan, repeats=0), {**environment, **LOG_SETTINGS}, scratch, log_env="NCCL_DEBUG_FILE")
-    kept.mkdir(parents=True, exist_ok=True)
+def read_evidence(logs: Path, variables: Mapping[str, str]) -> SetEvidence | None:
+    """Read `logs`/rank0.log, and shorten every rank's log to its excerpt. None if rank 0 left no log."""
     first: SetEvidence | None = None
-    for rank in range(plan.world_size):
-        path = scratch / f"rank{rank}.nccl.log"
-        if not path.is_file():
-            continue
+    for path in sorted(logs.glob("rank*.log")):
         text = path.read_bytes()
-        path.unlink()
-        if rank == 0:
+        if path.name == "rank0.log":
             first = SetEvidence(log=read_nccl_log(text.decode("utf-8", errors="replace")), variables=variables)
-        (kept / f"rank{rank}.log").write_bytes(excerpt(text))
+        path.write_bytes(excerpt(text))
     return first

@@ -21,29 +21,39 @@ BFLOAT16 = 9
 SUM = 0
 """`ncclRedOp_t`."""
 
+_REFUSALS = (4, 5)
+"""ncclInvalidArgument, ncclInvalidUsage."""
 _MAPS = Path("/proc/self/maps")
 _LIBRARY = re.compile(r"libnccl\.so(\.\d+)*")
 
 
 class NcclError(RuntimeError):
-    """NCCL cannot be found or loaded, or one of its calls failed."""
+    """A call of NCCL failed."""
+
+
+class NcclRefusedError(NcclError):
+    """NCCL cannot be found, copied or loaded, or it refused a call as invalid. The GPU is as before."""
 
 
 def loaded_library(maps: Path = _MAPS) -> Path:
-    """The file of the NCCL library that this process has loaded. Raises NcclError if it has none, or several."""
+    """The file of the NCCL library that this process has loaded. Raises NcclRefusedError if there is not just one."""
     fields = (line.rstrip("\n").split(maxsplit=5) for line in maps.read_text(encoding="utf-8").splitlines())
     mapped = dict.fromkeys(Path(words[5]) for words in fields if len(words) == 6)
     found = [path for path in mapped if _LIBRARY.fullmatch(path.name)]
     if len(found) != 1:
         names = ", ".join(map(str, found)) or "none"
-        raise NcclError(f"wanted one loaded library libnccl.so, got {names}")
+        raise NcclRefusedError(f"wanted one loaded library libnccl.so, got {names}")
     return found[0]
 
 
 def copy_library(target: Path) -> None:
-    """Copy the loaded library to `target`. Raises NcclError, OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(loaded_library(), target)
+    """Copy the loaded library to `target`. Raises NcclRefusedError."""
+    source = loaded_library()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise NcclRefusedError(f"cannot copy NCCL: {error}") from error
 
 
 @contextlib.contextmanager
@@ -75,7 +85,7 @@ class _UniqueId(ctypes.Structure):
 class NcclLibrary:
     """One loaded NCCL library file.
 
-    Raises NcclError from its constructor if the file cannot be loaded. DEEPBIND makes the file's own symbols come
+    Its constructor raises NcclRefusedError if the file cannot be loaded. DEEPBIND makes the file's own symbols come
     before those of the NCCL library that torch has loaded.
     """
 
@@ -83,7 +93,7 @@ class NcclLibrary:
         try:
             library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
         except OSError as error:
-            raise NcclError(f"cannot load a copy of NCCL: {error}") from error
+            raise NcclRefusedError(f"cannot load a copy of NCCL: {error}") from error
         library.ncclGetErrorString.restype = ctypes.c_char_p
         library.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _UniqueId, ctypes.c_int]
         library.ncclAllReduce.argtypes = [
@@ -115,7 +125,8 @@ class NcclLibrary:
 
     def _check(self, call: str, code: int) -> None:
         if code:
-            raise NcclError(f"{call}: {self._library.ncclGetErrorString(code).decode(errors='replace')}")
+            error = NcclRefusedError if code in _REFUSALS else NcclError
+            raise error(f"{call}: {self._library.ncclGetErrorString(code).decode(errors='replace')}")
 
 
 class NcclCommunicator:

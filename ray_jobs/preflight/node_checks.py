@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray_jobs.allreduce.ranks import RankPlan
+from ray_jobs.allreduce.table import AllReduceTable
 from ray_jobs.allreduce.verdict import judge_sets
 from ray_jobs.allreduce_table import (
     TOKEN_BYTES,
     TOKENS,
-    AllReduceTable,
     InterpreterError,
     measure,
     server_versions,
@@ -57,7 +57,7 @@ def check_node(
     out: Path,
     *,
     all_reduce: bool,
-    deadline_s: float = 60.0,
+    deadline_s: float = 30.0,
     inherited: Mapping[str, str] | None = None,
     conf_files: Callable[[Mapping[str, str]], Sequence[ConfFile]] = nccl_conf_files,
 ) -> NodeReport:
@@ -67,7 +67,7 @@ def check_node(
         spec: the sweep; an engine without a server skips all of this.
         out: folder for the all-reduce table's logs.
         all_reduce: measure the table where there are GPUs.
-        deadline_s: of one NCCL set.
+        deadline_s: for one NCCL set to be set up, or to be timed in one round.
         inherited: environment that a server would inherit here; this process's own where absent.
         conf_files: the configuration files that NCCL reads for a server's environment.
     """
@@ -100,9 +100,6 @@ def check_node(
         backend="nccl",
         token_bytes=TOKEN_BYTES,
         tokens=TOKENS,
-        calls=20,
-        warmup=10,
-        repeats=100,
         deadline_s=deadline_s,
     )
     table = measure(sets_of(spec), plan, out, env=launch.environment, fixed=_fixed(spec), evidence=True)

@@ -13,22 +13,24 @@ WORKER = """
 import argparse, json, os
 from pathlib import Path
 parser = argparse.ArgumentParser()
-for name in ("rank", "out"):
+for name in ("rank", "out", "members", "first-round"):
     parser.add_argument(f"--{name}")
 arguments, _ = parser.parse_known_args()
 if os.environ.get("FAILS"):
     raise SystemExit("no ranks today")
-logs = os.environ["NCCL_DEBUG"] == "INFO"
+member, = json.loads(Path(arguments.members).read_text())
+env = {**os.environ, **member["env"]}
+logs = env["NCCL_DEBUG"] == "INFO"
 spread = 1.0 + os.getpid() % 7 / 1000
-factor = 1.0 if not logs else 3.0 if "TUNING" in os.environ["NCCL_DEBUG_SUBSYS"] else 1.5
+factor = 1.0 if not logs else 3.0 if "TUNING" in env["NCCL_DEBUG_SUBSYS"] else 1.5
 with open(arguments.out, "a") as out:
     print(json.dumps({"machine": {}}), file=out)
     for mode in ("eager", "graph"):
-        row = {"mode": mode, "tokens": 1, "bytes": 2, "samples_us": [10 * factor * spread] * 3, "outcome": "ok"}
-        print(json.dumps({"row": row}), file=out)
-    print(json.dumps({"stage": "done"}), file=out)
+        cell = {"member": 0, "round": 0, "mode": mode, "tokens": 1, "timer_kind": "host"}
+        print(json.dumps({"cell": {**cell, "samples_us": [10 * factor * spread] * 3}}), file=out)
+    print(json.dumps({"stage": "done", "member": None, "step": 1}), file=out)
 if logs:
-    Path(os.environ["NCCL_DEBUG_FILE"].replace("%h", "host").replace("%p", str(os.getpid()))).write_text("NCCL INFO")
+    (Path(member["logs"]) / f"rank{arguments.rank}.log").write_text("NCCL INFO")
 """
 
 
@@ -44,7 +46,8 @@ def plan(folder: Path) -> RankPlan:
         calls=1,
         warmup=0,
         repeats=3,
-        deadline_s=30.0,
+        rounds=1,
+        grace_s=0.3,
         worker=worker,
     )
 

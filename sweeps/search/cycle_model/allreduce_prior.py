@@ -1,7 +1,8 @@
 """What the all-reduce table lets one expect of an NCCL set before it was ever launched with a model.
 
-The table (`python -m ray_jobs.allreduce_table`, seconds a set) times the collective alone; a trace of the control tells
-how many of them a forward holds. Their product is where the cycle model starts from; measured trials overrule it.
+The table (`python -m ray_jobs.allreduce_table`, one launch for all sets) times the collective alone; a trace of the
+control tells how many of them a forward holds. Their product is where the cycle model starts from; measured trials
+overrule it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class AllReducePrior:
 
 
 def read_prior(path: Path) -> AllReducePrior:
-    """Read `allreduce.parquet`: replayed graphs, as a server decodes, or eager calls where it has none.
+    """Read `allreduce.parquet`: replayed graphs, as a server decodes, or eager calls if it has none.
+
+    The communicators of one set are averaged.
 
     Raises SpecError where there is no such table, or none with the default in it.
     """
@@ -52,10 +55,14 @@ def read_prior(path: Path) -> AllReducePrior:
     rows = [row for row in table.to_pylist() if row["outcome"] == "ok" and row["us_median"] is not None]
     modes = {row["mode"] for row in rows}
     mode = "graph" if "graph" in modes else "eager"
-    us: dict[str, dict[int, float]] = {}
+    medians: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["mode"] == mode:
-            us.setdefault(row["set"], {})[row["tokens"]] = row["us_median"]
+            medians.setdefault(row["set"], {}).setdefault(row["tokens"], []).append(row["us_median"])
+    us = {
+        name: {tokens: float(np.mean(copies)) for tokens, copies in by_tokens.items()}
+        for name, by_tokens in medians.items()
+    }
     if DEFAULT_NCCL_SET not in us:
         raise SpecError(
             f"allreduce: {path}: wanted figures of the set {DEFAULT_NCCL_SET}, got {', '.join(us) or 'none'}"

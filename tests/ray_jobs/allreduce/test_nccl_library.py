@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_jobs.allreduce.nccl_library import NcclError, NcclLibrary, loaded_library, variables
+from ray_jobs.allreduce.nccl_library import NcclLibrary, NcclRefusedError, loaded_library, variables
 
 SOURCE = r"""
 #include <stdlib.h>
@@ -78,13 +78,13 @@ def test_a_communicator_sums_in_place_and_errors_are_in_nccls_words(library: Pat
     with variables({"NCCL_PROTO": "Refused"}):
         refused = load(library, "refused.so")
         unique_id = refused.unique_id()
-        with pytest.raises(NcclError, match=r"^ncclCommInitRank: invalid usage$"):
+        with pytest.raises(NcclRefusedError, match=r"^ncclCommInitRank: invalid usage$"):
             refused.communicator(unique_id, rank=0, world_size=1)
 
 
 def test_a_file_that_is_no_library_is_told(tmp_path: Path) -> None:
     (tmp_path / "libnccl.so").write_text("no library")
-    with pytest.raises(NcclError, match="cannot load a copy of NCCL"):
+    with pytest.raises(NcclRefusedError, match="cannot load a copy of NCCL"):
         NcclLibrary(tmp_path / "libnccl.so")
 
 
@@ -98,9 +98,9 @@ def test_variables_are_put_back_and_python_never_sees_them(monkeypatch: pytest.M
             assert (libc.getenv(b"NCCL_ALGO"), libc.getenv(b"NCCL_PROTO")) == (b"Tree", b"LL")
             assert os.environ["NCCL_ALGO"] == "Ring"
             assert "NCCL_PROTO" not in os.environ
-            raise NcclError("no algorithm")
+            raise NcclRefusedError("no algorithm")
 
-    with pytest.raises(NcclError):
+    with pytest.raises(NcclRefusedError):
         inside_and_fail()
     assert (libc.getenv(b"NCCL_ALGO"), libc.getenv(b"NCCL_PROTO")) == (b"Ring", None)
 
@@ -133,5 +133,5 @@ def test_one_loaded_library_or_an_error(tmp_path: Path, names: list[str], wanted
     if wanted is not None:
         assert loaded_library(maps) == Path(wanted)
     else:
-        with pytest.raises(NcclError, match="wanted one loaded library"):
+        with pytest.raises(NcclRefusedError, match="wanted one loaded library"):
             loaded_library(maps)

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ray_jobs.allreduce.verdict import DEFAULT_AGAIN, judge_sets, launch_noise, render
+from ray_jobs.allreduce.by_launches import launch_noise
+from ray_jobs.allreduce.display import render
+from ray_jobs.allreduce.set_rows import DEFAULT_AGAIN
+from ray_jobs.allreduce.verdict import judge_sets
 
 RECORDED = Path(__file__).parents[3] / "recordings/nccl_allreduce_h200_x2/allreduce.parquet"
 CHOICE = {"algorithm": "Ring", "protocol": "LL", "channels": 4, "transports": ["P2P/IPC"], "unread": [], "env": {}}

@@ -54,6 +54,11 @@ def test_eager_figures_serve_where_no_graph_was_replayed(tmp_path: Path) -> None
     assert read_prior(written(tmp_path / "both.parquet", *both)).difference_us("ll", 1) == -10.0
 
 
+def test_the_communicators_of_a_set_are_averaged(tmp_path: Path) -> None:
+    rows = [row("default", 1, 20.0), row("default", 1, 30.0), row("ll", 1, 10.0)]
+    assert read_prior(written(tmp_path / "copies.parquet", *rows)).difference_us("ll", 1) == -15.0
+
+
 @pytest.mark.parametrize("content", [b"", b"no parquet"])
 def test_what_is_no_table_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.parquet"
