@@ -19,6 +19,7 @@ from sweeps.search.cycle_model.accept_length import LengthModel, widening
 from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces, communication_ms
 from sweeps.search.cycle_model.block_series import block_spread, forward_ms, number_launches, overheads, series_of
 from sweeps.search.cycle_model.equivalent_sets import find_representatives, where_nccl_acts
+from sweeps.search.cycle_model.lengths import Lengths
 from sweeps.search.cycle_model.pinned_length import PinnedLength
 from sweeps.search.cycle_model.random_effects import MAX_STEADY_BLOCK_SPREAD, FactorModel, Measurements
 from sweeps.search.cycle_model.rules import Rules
@@ -64,7 +65,7 @@ class CycleModel:
     members: tuple[Configuration, ...] = ()
     _terms: dict[Factor, tuple[Term, ...]] = field(default_factory=dict)
     _factors: dict[Factor, FactorModel] = field(default_factory=dict)
-    _lengths: LengthModel | PinnedLength = field(init=False)
+    _lengths: Lengths = field(init=False)
     _rows: dict[Configuration, int] = field(default_factory=dict)
     _speculates: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     _tested: set[tuple[str, str, int]] = field(default_factory=set)

@@ -17,7 +17,7 @@ _ERROR = 0.001
 
 
 class PinnedLength:
-    """As `LengthModel`, for a sweep with `acceptance: pinned`.
+    """`Lengths` of a sweep with `acceptance: pinned`.
 
     A configuration's length is what trials of the same drafting showed, else what SGLang makes of the pinned one: steps
     + 1 where that is less. A model of drafters would smooth over that kink.

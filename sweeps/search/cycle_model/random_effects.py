@@ -129,50 +129,75 @@ class FactorModel:
         """
         fitted = self._fitted
         assert fitted is not None, "draws of a model that has not been fitted"
-        data, groups = fitted.data, len(self.design.terms)
-        per = -(-draws // self.particles)
-        phi = self.design.columns[data.rows]
-        seen = (phi != 0.0).any(axis=0)
-        effects, deviations = [], []
-        places = {row: place for place, row in enumerate(dict.fromkeys(data.rows.tolist()))}
-        index = np.array([places[row] for row in data.rows.tolist()])
-        first = np.array([data.rows.tolist().index(row) for row in places])
-        for scales, inverse in zip(fitted.chosen, fitted.inverse, strict=True):
-            width = scales[:groups][self.design.group]
-            prior = rng.standard_normal((width.size, per)) * width[:, None] * self._tails(seen, per, rng)
-            own = rng.standard_normal((len(places), per)) * scales[groups] * fitted.size[first][:, None]
-            launch_scales = np.where(data.noisy, scales[groups + 2], scales[groups + 1])
-            launches = rng.standard_normal((int(data.launches.max()) + 1, per))
-            drift = rng.standard_normal(per) * scales[groups + 3]
-            beside = (launches[data.launches] * launch_scales[:, None] + data.hours[:, None] * drift) * fitted.size[
-                :, None
-            ]
-            error = rng.standard_normal((data.rows.size, per)) * np.sqrt(fitted.noise)[:, None]
-            gap = inverse @ (fitted.values[:, None] - phi @ prior - own[index] - beside - error)
-            effects.append(prior + width[:, None] ** 2 * (phi.T @ gap))
-            shift = np.zeros_like(own)
-            np.add.at(shift, index, gap * fitted.size[:, None])
-            deviations.append(own + scales[groups] ** 2 * fitted.size[first][:, None] * shift)
-        together = np.concatenate(effects, axis=1)[:, :draws]
+        per_particle = -(-draws // self.particles)
+        drawn = [
+            self._conditioned(scales, inverse, per_particle, rng)
+            for scales, inverse in zip(fitted.chosen, fitted.inverse, strict=True)
+        ]
+        effects = np.concatenate([each for each, _ in drawn], axis=1)[:, :draws]
+        deviations = np.concatenate([each for _, each in drawn], axis=1)[:, :draws]
         if nccl_gain is not None and self.design.nccl:
             sets = list(self.design.nccl.values())
-            together[sets] = np.maximum(together[sets], together[sets[0]] - nccl_gain / fitted.unit)
+            effects[sets] = np.maximum(effects[sets], effects[sets[0]] - nccl_gain / fitted.unit)
         if self._columns is None:
             self._columns = self.design.columns.astype(np.float32)
-        values: Floats = (self._columns @ together.astype(np.float32)).astype(np.float64)
-        spread = fitted.chosen[np.arange(draws) // per, groups]
-        fresh = self._fresh(draws, rng)
-        fresh *= spread.astype(np.float32)
-        fresh[list(places)] = 0.0
+        values: Floats = (self._columns @ effects.astype(np.float32)).astype(np.float64)
+        self._add_fresh_deviations(values, fitted.chosen[np.arange(draws) // per_particle, len(self.design.terms)], rng)
+        values[fitted.measured] += deviations
+        values *= fitted.unit  # in place here and above: allocation is most of a decision over thousands
+        return values
+
+    def _conditioned(
+        self, scales: Floats, inverse: Floats, draws: int, rng: np.random.Generator
+    ) -> tuple[Floats, Floats]:
+        """Effects (columns, draws) and deviations of the measured (measured, draws), given the data, for one particle.
+
+        Matheron's rule: a draw from the prior, corrected by covariance @ inverse @ (values - what the draw predicts).
+        Source: Wilson et al. 2020, "Efficiently sampling functions from Gaussian process posteriors", equation 9.
+
+        Args:
+            scales: of each term, then of deviation, launch, noisy launch and drift.
+            inverse: of the covariance of the data under these scales.
+        """
+        fitted, groups = self._fitted, len(self.design.terms)
+        assert fitted is not None, "draws of a model that has not been fitted"
+        data, index = fitted.data, fitted.index
+        phi = self.design.columns[data.rows]
+        width = scales[:groups][self.design.group]
+        size = fitted.size[fitted.first][:, None]
+        # A draw from the prior.
+        effects = rng.standard_normal((width.size, draws)) * width[:, None]
+        effects *= self._tails((phi != 0.0).any(axis=0), draws, rng)
+        deviations = rng.standard_normal((fitted.first.size, draws)) * scales[groups] * size
+        launch_scales = np.where(data.noisy, scales[groups + 2], scales[groups + 1])
+        launches = rng.standard_normal((int(data.launches.max()) + 1, draws))
+        drift = rng.standard_normal(draws) * scales[groups + 3]
+        shared = launches[data.launches] * launch_scales[:, None] + data.hours[:, None] * drift
+        error = rng.standard_normal((data.rows.size, draws)) * np.sqrt(fitted.noise)[:, None]
+        predicted = (phi @ effects, deviations[index], shared * fitted.size[:, None], error)
+        # Corrected by how far it lies from the data.
+        gap = inverse @ (fitted.values[:, None] - predicted[0] - predicted[1] - predicted[2] - predicted[3])
+        shift = np.zeros_like(deviations)
+        np.add.at(shift, index, gap * fitted.size[:, None])
+        return effects + width[:, None] ** 2 * (phi.T @ gap), deviations + scales[groups] ** 2 * size * shift
+
+    def _add_fresh_deviations(self, values: Floats, scales: Floats, rng: np.random.Generator) -> None:
+        """Add the deviations of configurations that were never measured, in place.
+
+        Args:
+            scales: of deviations, (draws,).
+        """
+        fitted = self._fitted
+        assert fitted is not None
+        fresh = self._fresh(scales.size, rng)
+        fresh *= scales.astype(np.float32)
+        fresh[fitted.measured] = 0.0
         if self.multiplies:
             size = np.abs(values)
             size *= fresh
             values += size
         else:
             values += fresh
-        values[list(places)] += np.concatenate(deviations, axis=1)[:, :draws]
-        values *= fitted.unit  # in place here and above: allocation is most of a decision over thousands
-        return values
 
     def surprise(self, data: Measurements, place: int) -> float:
         """How far trial `place` lies from what the others predict, in standard deviations (0 with fewer than three)."""
@@ -245,6 +270,8 @@ class FactorModel:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
+    """Data with the scales that were sampled for them, one row or matrix per particle."""
+
     data: Measurements
     unit: float
     values: Floats
@@ -252,3 +279,20 @@ class _Fitted:
     chosen: Floats
     inverse: Floats
     noise: Floats
+
+    @property
+    def measured(self) -> list[int]:
+        """Row of each measured configuration, in the order of its first trial."""
+        return list(dict.fromkeys(self.data.rows.tolist()))
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """Place in `measured` of each trial's configuration."""
+        places = {row: place for place, row in enumerate(self.measured)}
+        return np.array([places[row] for row in self.data.rows.tolist()])
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """First trial of each measured configuration."""
+        rows = self.data.rows.tolist()
+        return np.array([rows.index(row) for row in self.measured])
