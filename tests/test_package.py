@@ -127,7 +127,7 @@ def test_the_wheel_runs_without_the_checkout(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import analysis, ray_jobs, sweeps, ray_jobs.allreduce_table as table, sweeps.engines.process.lease as lease\n"
         "from ray_jobs.allreduce.ranks import WORKER\n"
-        "from sweeps.engines.sglang.command import PROBE_FOLDER\n"
+        "from sweeps.engines.sglang.launch_plan import PROBE_FOLDER\n"
         "from sweeps.engines.simulated.machine_profile import PROFILES\n"
         "assert all((Path(p.__file__).parent / 'py.typed').is_file() for p in (analysis, ray_jobs, sweeps))\n"
         "assert WORKER.is_file() and table._VERSIONS.is_file() and Path(lease.__file__).is_file()\n"
