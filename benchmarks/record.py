@@ -22,11 +22,20 @@ def record(name: str, figures: Mapping[str, object]) -> Path:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "figures": dict(figures),
+        "figures": {name: _rounded(value) for name, value in figures.items()},
     }
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _rounded(value: object) -> object:
+    """Floats to six significant digits: more than any page shows."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def figures_of(name: str) -> dict[str, object]:
