@@ -73,9 +73,9 @@ class TimedEngine:
     def now_s(self) -> float:
         return self._engine.now_s()
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         began_s = time.time()
-        report = self._engine.launch(configuration, step_candidates=step_candidates)
+        report = self._engine.launch(configuration, states=states)
         self._note("launch", began_s)
         return report
 

@@ -23,12 +23,14 @@ from sweeps.measure.trial import reads_none_of
 from sweeps.search.cycle_model.rules import Rules
 from sweeps.search.samplers import build_search
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import BudgetSpec, Choice, SweepSpec
+from sweeps.spec.model import BudgetSpec, Choice, StatesSpec, SweepSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 
 _TIE = 1e-4
 """Share by which a pruned best must beat the incumbent to be lost: many NCCL sets are the same cycle."""
+A_LAUNCH_EACH = StatesSpec(nccl=False, all_reduce=False, trees=False)
+"""The search with a launch for every NCCL set: only steps at top-k 1 are switched in a live server."""
 _NO_PRUNER = Choice(name="none")
 
 
@@ -208,7 +210,7 @@ def _spec(landscape: Landscape | Replay, policy: Policy, seed: int, *, switch_in
     seconds = BUDGET_LAUNCHES * trial_s(landscape, typical)
     return replace(
         spec,
-        engine=replace(spec.engine, switch_in_place=switch_in_place),
+        engine=replace(spec.engine, switch_in_place=switch_in_place, states=A_LAUNCH_EACH),
         study=replace(
             spec.study,
             sampler=policy.sampler,
@@ -250,7 +252,7 @@ def _measure(
         else:
             engine.close()
             charge("stop")
-            report = engine.launch(trial.configuration, step_candidates=trial.step_candidates)
+            report = engine.launch(trial.configuration, states=trial.states)
             charge("launch")
         for _ in range(study.spec.workload.warmup_blocks):
             engine.block_summary(0, rng=rng)

@@ -37,8 +37,8 @@ class Command:
     words: Sequence[str]
     environment: Mapping[str, str]
     """What the spec and the configuration set."""
-    step_candidates: tuple[int, ...] = ()
-    """Step counts that this server can switch between, ascending; () if it has one."""
+    num_states: int = 1
+    """Configurations that this server holds, and switches between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +68,20 @@ def estimate(spec: SweepSpec, space: Space, blocks: Sequence[Block], engine: Eng
     """Count trials and launches. Seconds come from an engine with a virtual clock, and are assumed without one."""
     members = space.configurations()
     num_candidates = min(len(members) * spec.study.max_replicates, spec.budget.trials or len(members) * 2**20)
-    num_controls = 2 + (max(0, num_candidates - 1) // spec.control.every if spec.control.every else 0)
-    num_incumbents = num_controls - 1 if spec.control.incumbent else 0
     num_keys = len({space.launch_key(member) for member in members})
     by_candidates = min(num_candidates, num_keys)
+    if space.held.nccl:  # the control is launched once, and the winner by itself
+        shares_control = any(space.launch_key(member) == space.launch_key(space.control) for member in members)
+        num_controls, num_incumbents, again = 1, int(spec.control.incumbent), -int(shares_control)
+    else:
+        num_controls = 2 + (max(0, num_candidates - 1) // spec.control.every if spec.control.every else 0)
+        num_incumbents, again = num_controls - 1 if spec.control.incumbent else 0, max(0, num_controls - 2)
     cold_boot_s, boot_s, trial_s, source = _tried(engine, space, blocks) if engine is not None else _assumed(blocks)
     return Estimate(
         num_configurations=len(members),
         num_invalid=len(space.invalid()),
         num_trials=num_candidates + num_controls + num_incumbents,
-        num_launches=by_candidates + num_controls + num_incumbents + max(0, num_controls - 2),
+        num_launches=by_candidates + num_controls + num_incumbents + again,
         cold_boot_s=cold_boot_s,
         boot_s=boot_s,
         trial_s=trial_s,
@@ -120,9 +124,9 @@ def print_plan(
 
 
 def _command_line(launch_key: str, command: Command) -> str:
-    steps = f" (steps {', '.join(map(str, command.step_candidates))} in one server)" if command.step_candidates else ""
+    held = f" ({command.num_states} states in one server)" if command.num_states > 1 else ""
     variables = (f"{name}={shlex.quote(value)}" for name, value in command.environment.items())
-    return f"{launch_key}{steps}: {' '.join((*variables, shlex.join(command.words)))}"
+    return f"{launch_key}{held}: {' '.join((*variables, shlex.join(command.words)))}"
 
 
 def _invalid_lines(reasons: Sequence[str]) -> list[str]:
@@ -151,7 +155,7 @@ def _tried(engine: Engine, space: Space, blocks: Sequence[Block]) -> tuple[float
     """Seconds of the first launch (the control), of a later one, and of a trial; and where they come from."""
     cold = engine.launch(space.control)
     configuration = space.configurations()[-1]
-    warm = engine.launch(configuration, step_candidates=space.step_candidates(configuration))
+    warm = engine.launch(configuration, states=space.states(configuration))
     began_s = engine.now_s()
     for block in blocks:
         engine.run_block(block)

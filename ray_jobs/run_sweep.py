@@ -143,12 +143,13 @@ def _dry_run(path: Path) -> int:
 
 
 def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Command:
-    from sweeps.engines.sglang.launch_plan import can_switch, plan_launch
+    from sweeps.engines.sglang.launch_plan import plan_launch
+    from sweeps.engines.sglang.state_plan import plan_states
 
-    steps = space.step_candidates(configuration)
-    steps = steps if can_switch(spec, configuration, steps) else ()
-    plan = plan_launch(spec, configuration, folder=Path("SCRATCH"), inherited={}, step_candidates=steps)
-    return Command(words=plan.command, environment=plan.requested, step_candidates=steps)
+    states = plan_states(spec.engine, configuration, space.states(configuration))
+    plan = plan_launch(spec, configuration, folder=Path("SCRATCH"), inherited={}, states=states)
+    num_states = 1 if states is None else len(states.states)
+    return Command(words=plan.command, environment=plan.requested, num_states=num_states)
 
 
 def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:

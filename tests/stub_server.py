@@ -14,6 +14,8 @@ Faults are named in the variable STUB_FAULT, several with commas, arguments afte
     unread:NAME, protocol:NAME                          NCCL does not read a variable; chooses a protocol of its own
     draft_tokens, draft_inert, wrong_output             runs, but not as asked
     no_handshake, half_cycles                           the probe is absent; its answer is torn
+    no_states, states_fit:N                             the server has no states; the memory holds the first N of them
+    set_fails:NAME, set_hangs:NAME                      the communicator of an NCCL set does not come up; it hangs
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ FAULTS = (
     "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "hang_at", "slow_ready",
     "dead_verify", "crash_in_block", "hang_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject",
     "unread", "protocol", "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
-    "no_zero_state",
+    "no_zero_state", "no_states", "set_fails", "set_hangs", "states_fit",
 )  # fmt: skip
 
 
@@ -75,17 +77,35 @@ class Server:
     def __init__(self, arguments: argparse.Namespace, faults: Faults) -> None:
         self.arguments, self.faults = arguments, faults
         self.num_steps: int = arguments.speculative_num_steps or 0
-        self.candidates: list[int] = []
-        if arguments.speculative_adaptive_config:
-            config = json.loads(Path(arguments.speculative_adaptive_config).read_text(encoding="utf-8"))
-            self.candidates = config["1"]["candidate_steps"]
-            self.num_steps = int(os.environ.get("SPECSWEEP_PROBE_NUM_STEPS", self.num_steps))
+        planned = Path(os.environ["SPECSWEEP_PROBE_DIR"]) / "states.json"
+        has_plan = planned.exists() and "no_states" not in faults
+        self.plan: dict[str, Any] | None = json.loads(planned.read_text(encoding="utf-8")) if has_plan else None
+        self.state: str | None = None
+        self.ran: dict[int, set[str]] = {rank: set() for rank in range(arguments.tp_size)}
+        if self.plan is not None:
+            self.pin(self.plan["first"])
         self.cycles: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(arguments.tp_size)}
         self.recording = True
         self.generations = 0
         self.cycle_s = float(os.environ.get("STUB_CYCLE_MS", "1.0")) / 1000
         self.timer_kind = os.environ.get("STUB_TIMER", "host")
         self.lock = threading.Lock()
+
+    def pin(self, name: str) -> None:
+        """Run in this state from now on."""
+        assert self.plan is not None
+        self.state = name
+        self.num_steps = next(each["num_steps"] for each in self.plan["states"] if each["name"] == name)
+
+    def state_errors(self) -> dict[str, str | None]:
+        """Each planned state, and why the server does not hold it."""
+        errors: dict[str, str | None] = {}
+        failing, limit = self.faults.argument("set_fails"), self.faults.argument("states_fit")
+        for number, each in enumerate(self.plan["states"] if self.plan is not None else ()):
+            error = "RuntimeError: NCCL error: invalid usage" if failing and each["communicator"] == failing else None
+            error = "memory: 1.0 GiB are free, wanted 2.5 GiB" if limit and number >= int(limit) else error
+            errors[each["name"]] = error
+        return errors
 
     def info(self) -> dict[str, Any]:
         fields = dict(vars(self.arguments))
@@ -122,6 +142,9 @@ class Server:
         if self.recording:
             for cycles in self.cycles.values():
                 cycles.append(row)
+            if self.state is not None:
+                for ran in self.ran.values():
+                    ran.add(self.state)
         return min(left, came)
 
 
@@ -233,11 +256,46 @@ def start_probe(state: Server) -> None:
             "wrapped": [],
             "missing": [],
             "warning": None,
-            "step_candidates": state.candidates,
+            **state_accounts(state),
             "environment": rank_environment(state.faults),
             "written_s": time.monotonic(),
         }
         write(folder / f"handshake-{os.getpid() + rank}.json", json.dumps(content))
+
+
+def state_accounts(state: Server) -> dict[str, Any]:
+    """What a rank says of its states and communicators."""
+    if state.plan is None:
+        return {"states": {}, "communicators": {}}
+    failing = state.faults.argument("set_fails")
+    environment = rank_environment(state.faults)
+    return {
+        "states": {
+            name: {"seconds": 0.5, "memory_mib": 100.0, "error": error} for name, error in state.state_errors().items()
+        },
+        "communicators": {
+            name: {
+                "seconds": 0.2,
+                "memory_mib": 500.0,
+                "error": "RuntimeError: NCCL error: invalid usage" if name == failing else None,
+                "environment": {**environment, **variables},
+            }
+            for name, variables in state.plan["communicators"].items()
+        },
+    }
+
+
+def write_state_logs(state: Server) -> None:
+    """One file per communicator and rank, as the probe has NCCL write them."""
+    folder = Path(os.environ["SPECSWEEP_PROBE_DIR"])
+    for name, variables in (state.plan or {"communicators": {}})["communicators"].items():
+        for rank in state.cycles:
+            pid = os.getpid() + rank
+            lines = [f"{variable} set by environment to {value}" for variable, value in variables.items()]
+            protocol = str(variables.get("NCCL_PROTO", "LL")).upper()
+            lines += ["NCCL version 2.27.5+cuda12.9", f"AllReduce: 14336 Bytes -> Algo RING proto {protocol}"]
+            text = "".join(f"stub:{pid}:{pid} [{rank}] NCCL INFO {line}\n" for line in lines)
+            (folder / f"nccl-state.{name}.{pid}.log").write_text(text, encoding="utf-8")
 
 
 def write_nccl_logs(state: Server) -> None:
@@ -283,15 +341,17 @@ def answer(state: Server, rank: int, command: dict[str, Any]) -> dict[str, Any]:
     if do == "take":
         rows, state.cycles[rank] = state.cycles[rank], []
         columns = {name: [row[name] for row in rows] for name in CYCLE_COLUMNS}
-        return {"timer_kind": state.timer_kind, "dropped": 0, "cycles": columns}
+        ran, state.ran[rank] = sorted(state.ran[rank]), set()
+        return {"timer_kind": state.timer_kind, "dropped": 0, "states": ran, "cycles": columns}
     if do == "forget":
-        state.cycles[rank] = []
+        state.cycles[rank], state.ran[rank] = [], set()
     elif do == "record":
         state.recording = bool(command["on"])
     elif do == "pin":
-        if command["num_steps"] not in state.candidates:
-            return {"error": f"no runtime state for {command['num_steps']} steps"}
-        state.num_steps = command["num_steps"]
+        held = [name for name, error in state.state_errors().items() if error is None]
+        if command["state"] not in held:
+            return {"error": f"no state {command['state']!r}; there are {', '.join(held) or 'none'}"}
+        state.pin(command["state"])
     else:
         return {"error": f"unknown command {do!r}"}
     return {}
@@ -327,7 +387,6 @@ def parse(command: list[str]) -> argparse.Namespace:
     known: dict[str, Any] = {
         "model_path": "stub", "tp_size": 1, "speculative_algorithm": None, "speculative_num_steps": None,
         "speculative_eagle_topk": None, "speculative_num_draft_tokens": None, "speculative_draft_model_path": None,
-        "speculative_adaptive_config": None,
     }  # fmt: skip
     position = 0
     while position < len(words):
@@ -375,7 +434,13 @@ def boot(state: Server) -> None:
         stand_still("draft_init")
     say("Capture target verify CUDA graph begin. backend=full, bs=[1]")
     stand_still("capture")
-    if "no_zero_state" in faults and 0 in state.candidates:
+    if (hanging := faults.argument("set_hangs")) and hanging in (state.plan or {"communicators": {}})["communicators"]:
+        words = {"communicator": hanging, "rank": 0, "error": "hung: it did not come up within 60 s"}
+        sys.stdout.write(f"specsweep-state-failure {json.dumps(words)}\n")
+        die("rank 0 ended")
+    write_state_logs(state)
+    planned = [each["num_steps"] for each in (state.plan or {"states": []})["states"]]
+    if "no_zero_state" in faults and arguments.speculative_num_steps and 0 in planned:
         die("ValueError: no runtime state for 0 steps")
     if "gpu_oom" in faults:
         die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.50 GiB. GPU 0 has 0.40 GiB free")

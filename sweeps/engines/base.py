@@ -49,12 +49,16 @@ class EngineError(SpecsweepError):
         stage: how far it came.
         kind: what went wrong.
         log_tail: the last lines of the server's log, where there is one.
+        server_lives: the live server is sound, and serves its other states.
     """
 
-    def __init__(self, message: str, *, stage: Stage, kind: Kind, log_tail: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, stage: Stage, kind: Kind, log_tail: str | None = None, server_lives: bool = False
+    ) -> None:
         super().__init__(message)
         self.stage: Stage = stage
         self.kind: Kind = kind
+        self.server_lives = server_lives
         self.log_tail = log_tail
 
     @property
@@ -157,11 +161,12 @@ class Engine(Protocol):
         """The engine's clock."""
         ...
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         """Serve `configuration`; a running server is closed first. Raises EngineError.
 
         Args:
-            step_candidates: further step counts that must be switchable in place, () for none.
+            states: configurations of the same launch key that the server shall hold as states, as far as it can; () for
+                `configuration` alone.
         """
         ...
 

@@ -37,15 +37,8 @@ def launch_command(
     configuration: Configuration,
     *,
     port: int = DEFAULT_PORT,
-    step_candidates: tuple[int, ...] = (),
-    adaptive_config: Path | None = None,
 ) -> tuple[str, ...]:
-    """Every word of the command.
-
-    Args:
-        adaptive_config: path of a file with `adaptive_settings(step_candidates)`: the server then starts with the
-            largest of them (one that starts with less has too small buffers for more) and keeps the states of all.
-    """
+    """Every word of the command."""
     engine = spec.engine
     command = [*engine.launcher, _located(engine.python) if engine.python else sys.executable]
     command += ["-m", "sglang.launch_server"]
@@ -53,10 +46,7 @@ def launch_command(
         command += ["--model-path", _located(engine.model_path)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     if configuration.speculates:
-        switchable = () if adaptive_config is None else step_candidates
-        command += _speculation(spec, configuration, max((configuration.num_steps, *switchable)))
-        if adaptive_config is not None:
-            command += ["--speculative-adaptive", "--speculative-adaptive-config", str(adaptive_config)]
+        command += _speculation(spec, configuration)
     for name, value in server_arguments(spec, configuration).items():
         if value is True:
             command.append(f"--{name}")
@@ -91,15 +81,14 @@ def recorded_removals(removed: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in removed if name not in OTHER_INTERPRETERS)
 
 
-def _speculation(spec: SweepSpec, configuration: Configuration, num_steps: int) -> list[str]:
+def _speculation(spec: SweepSpec, configuration: Configuration) -> list[str]:
     words = ["--speculative-algorithm", spec.engine.algorithm]
     if configuration.drafter is not None:
         words += ["--speculative-draft-model-path", _located(spec.drafters[configuration.drafter])]
-    draft_tokens = configuration.num_draft_tokens if num_steps == configuration.num_steps else num_steps + 1
     for name, value in (
-        ("num-steps", num_steps),
+        ("num-steps", configuration.num_steps),
         ("eagle-topk", configuration.eagle_topk),
-        ("num-draft-tokens", draft_tokens),
+        ("num-draft-tokens", configuration.num_draft_tokens),
     ):
         words += [f"--speculative-{name}", str(value)]
     return words

@@ -28,8 +28,8 @@ class PlannedTrial:
     requested: Suggestion
     """Dimension -> value as suggested."""
     launch_key: str
-    step_candidates: tuple[int, ...] = ()
-    """Step counts that a launch for this trial must be able to switch to."""
+    states: tuple[Configuration, ...] = ()
+    """Configurations that a launch for this trial shall be able to switch to."""
     acceptance: Acceptance = "measured"
     """`pinned`: timed with simulated acceptance."""
 

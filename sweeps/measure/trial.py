@@ -237,7 +237,7 @@ class Measurement:
             self._held.close()
             self._ledger.charge("stop")
         self._relaunched, self._held.anchored = True, False
-        report = self._held.engine.launch(self._trial.configuration, step_candidates=self._trial.step_candidates)
+        report = self._held.engine.launch(self._trial.configuration, states=self._trial.states)
         self._ledger.charge_boot(report.boot_s)
         return report
 
@@ -291,7 +291,8 @@ class Measurement:
 
     def _fail(self, error: EngineError) -> Outcome:
         try:
-            self._held.close()
+            if not error.server_lives:
+                self._held.close()
         except EngineError as unclean:
             error.add_note(str(unclean))
             self._event("gpu_not_clean", str(unclean))

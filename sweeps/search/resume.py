@@ -12,6 +12,7 @@ from sweeps.measure.records import PlannedTrial, kind_for_search, study_number
 from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.search.observations import Observation, Observations
+from sweeps.search.schedule import is_served_alone
 from sweeps.spec.space import Configuration, Space
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
@@ -65,14 +66,15 @@ def _observation(
     read: Mapping[tuple[str, int], frozenset[str]],
 ) -> Observation:
     attempt = (row["trial_id"], row["attempt"])
+    alone = is_served_alone(row["role"], space)
     trial = PlannedTrial(
         trial_id=row["trial_id"],
         role=row["role"],
         number=study_number(row["trial_id"]),
         configuration=configuration,
         requested=space.suggestion(configuration),
-        launch_key=space.launch_key(configuration),
-        step_candidates=space.step_candidates(configuration),
+        launch_key=space.alone_key(configuration) if alone else space.launch_key(configuration),
+        states=() if alone else space.states(configuration),
         acceptance=row["acceptance"],
     )
     return Observation(

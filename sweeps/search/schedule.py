@@ -25,6 +25,8 @@ class Schedule:
         self._clock = clock
         self._began_s = clock()
         self._due: deque[Role] = deque()
+        self._is_closed = False
+        """The trials after the last candidate are scheduled."""
         keys: dict[str, int] = {}
         members = space.configurations()
         places = [(keys.setdefault(space.launch_key(member), len(keys)), member) for member in members]
@@ -51,6 +53,9 @@ class Schedule:
     def trials_left(self) -> int:
         """Trials to come at most: candidates, the controls after each `control.every` of them and at the end, and the
         incumbents beside these."""
+        if self._space.held.nccl:
+            closing = self._spec.control.incumbent and not self._is_closed
+            return self.candidates_left + len(self._due) + closing
         since = 0 if "control" in self._due else self._since_control()
         beside = 2 if self._spec.control.incumbent else 1
         return self.candidates_left + len(self._due) + self._controls(since + self.candidates_left) * beside
@@ -97,14 +102,23 @@ class Schedule:
     def candidate_ended(self) -> None:
         """A candidate has ended: a control may be due (`control.every`)."""
         every = self._spec.control.every
-        if every and self._since_control() >= every:
+        self._is_closed = False
+        if every and self._since_control() >= every and not self._space.held.nccl:
             self._schedule_control()
 
     def close(self) -> bool:
-        """No candidate comes any more: schedule the last control. False where the last trials already were one."""
-        if self._since_control() == 0:
+        """No candidate comes any more: schedule the last trials. False if they were already scheduled.
+
+        A last control and the incumbent again; if NCCL sets are states, the incumbent in a server of its own. States
+        are compared within their server, so the control is launched once.
+        """
+        if self._is_closed or self._since_control() == 0:
             return False
-        self._schedule_control()
+        if self._space.held.nccl:
+            self._is_closed = True
+            self._due.extend(("incumbent",) if self._spec.control.incumbent else ())
+        else:
+            self._schedule_control()
         return True
 
     def _since_control(self) -> int:
@@ -121,6 +135,11 @@ class Schedule:
         self._due.append("control")
         if self._spec.control.incumbent:
             self._due.append("incumbent")
+
+
+def is_served_alone(role: Role, space: Space) -> bool:
+    """Whether a trial gets a server of its own: the winner does, if candidates are compared as states of one server."""
+    return role == "incumbent" and space.held.nccl
 
 
 def _is_candidate(seen: Observation) -> bool:

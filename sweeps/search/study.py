@@ -21,7 +21,7 @@ from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Rol
 from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.samplers import Search, build_search
-from sweeps.search.schedule import Schedule
+from sweeps.search.schedule import Schedule, is_served_alone
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, InvalidConfigurationError, Space, Suggestion
@@ -210,14 +210,15 @@ class SweepStudy:
     def _planned(
         self, name: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
     ) -> PlannedTrial:
+        alone = is_served_alone(role, self.space)
         return PlannedTrial(
             trial_id=name,
             role=role,
             number=number,
             configuration=configuration,
             requested=requested,
-            launch_key=self.space.launch_key(configuration),
-            step_candidates=self.space.step_candidates(configuration),
+            launch_key=self.space.alone_key(configuration) if alone else self.space.launch_key(configuration),
+            states=() if alone else self.space.states(configuration),
             acceptance=self.spec.acceptance,
         )
 

@@ -59,6 +59,24 @@ class Deadlines:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatesSpec:
+    """What one live server may hold as states, instead of a launch for each (`spec.binding` says what binds when)."""
+
+    __pydantic_config__ = _STRICT
+
+    nccl: bool = True
+    """NCCL sets: each gets a communicator of its own in the same server."""
+    all_reduce: bool = True
+    """SGLang's custom all-reduce and NCCL, where `disable-custom-all-reduce` is searched."""
+    trees: bool = True
+    """Steps and draft tokens at a top-k above 1; `switch_in_place` decides at top-k 1."""
+    max_per_server: AtLeastOne | Literal["auto"] = "auto"
+    """States per server; `auto`: as many as the GPUs' memory holds. The rest is served by further launches."""
+    init_deadline_s: Positive = 60.0
+    """Longest wait for the communicator of one NCCL set; a set that takes longer is a failed configuration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
     """Which engine answers, and how it is started."""
 
@@ -84,6 +102,7 @@ class EngineSpec:
     """sglang: further environment variables of the server."""
     switch_in_place: bool = True
     """Change step counts inside a live server where engine and version can; relaunch otherwise."""
+    states: StatesSpec = field(default_factory=StatesSpec)
     deadlines_s: Deadlines = field(default_factory=Deadlines)
 
     @property

@@ -16,6 +16,7 @@ from math import prod
 
 from sweeps import SpecsweepError
 from sweeps.nccl.grammar import canonical
+from sweeps.spec.binding import CUSTOM_ALL_REDUCE_OFF, Held, binds_at_start, held_by
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import Scalar, SweepSpec
 from sweeps.spec.names import DEFAULT_NCCL_SET, DRAFTING
@@ -104,14 +105,21 @@ class Configuration:
         rest = [f"nccl {self.nccl_set}", *(f"{name} {value}" for name, value in (*self.args, *self.env))]
         return ", ".join([head, *rest])
 
-    def launch_key(self, *, switch_in_place: bool) -> str:
+    @property
+    def custom_all_reduce_off(self) -> bool:
+        """Whether the configuration leaves the all-reduces of a decode to NCCL."""
+        return any(name == CUSTOM_ALL_REDUCE_OFF and value is not False for name, value in self.args)
+
+    def launch_key(self, held: Held) -> str:
         """Equal for configurations that one live server can serve. `l` and ten hex digits.
 
-        With `switch_in_place`, step counts at top-k 1 share a key; no speculation is always a launch of its own.
+        What a server holds as states is left out. No speculation is always a launch of its own.
         """
-        free = switch_in_place and self.is_chain
+        free = held.steps if self.is_chain else held.trees and self.speculates
         steps = None if free else (self.num_steps, self.num_draft_tokens)
-        key = (self.speculates, steps, self.eagle_topk, self.drafter, *self.nccl_and_server_settings)
+        nccl_env = () if held.nccl and not binds_at_start(dict(self.nccl_env)) else self.nccl_env
+        args = tuple(each for each in self.args if not (held.all_reduce and each[0] == CUSTOM_ALL_REDUCE_OFF))
+        key = (self.speculates, steps, self.eagle_topk, self.drafter, nccl_env, args, self.env)
         return "l" + _digest(key)
 
 
@@ -194,18 +202,31 @@ class Space:
         first = {dimension.name: dimension.choices[0] for dimension in self.dimensions}
         return self.resolve({**first, "num_steps": 0, "nccl": DEFAULT_NCCL_SET})
 
+    @cached_property
+    def held(self) -> Held:
+        """What one live server may hold as states."""
+        return held_by(self.spec.engine)
+
     def launch_key(self, configuration: Configuration) -> str:
-        return configuration.launch_key(switch_in_place=self.spec.engine.switch_in_place)
+        return configuration.launch_key(self.held)
 
-    def step_candidates(self, configuration: Configuration) -> tuple[int, ...]:
-        """Step counts of the space that share `configuration`'s launch key, ascending; () where none is switched.
+    def states(self, configuration: Configuration) -> tuple[Configuration, ...]:
+        """Configurations that a server launched for `configuration` shall be able to switch to, in the space's order.
 
-        With `control.in_server`, 0 is among those of a chain: the target alone in the same server.
+        () if there is none but its own. With `control.in_server`, a chain's server also holds its target alone.
         """
-        steps = self._steps_by_launch_key.get(self.launch_key(configuration), frozenset()) | {configuration.num_steps}
-        if self.spec.control.in_server and self.spec.engine.switch_in_place and configuration.is_chain:
-            steps |= {0}
-        return tuple(sorted(steps)) if len(steps) > 1 else ()
+        found = [*self._by_launch_key.get(self.launch_key(configuration), ())]
+        if self.spec.control.in_server and self.held.steps and configuration.is_chain:
+            found += dict.fromkeys(each.target_alone() for each in (*found, configuration))
+        others = [each for each in found if each != configuration]
+        return tuple(found) if others else ()
+
+    def alone_key(self, configuration: Configuration) -> str:
+        """Launch key of a server that serves `configuration` alone, as a user would start it.
+
+        The winner is launched so once: its NCCL variables stand in the environment of the whole process.
+        """
+        return configuration.launch_key(Held())
 
     @cached_property
     def _choices(self) -> dict[str, tuple[Scalar, ...]]:
@@ -238,11 +259,12 @@ class Space:
         return tuple(self._enumeration[0])
 
     @cached_property
-    def _steps_by_launch_key(self) -> dict[str, frozenset[int]]:
-        steps: dict[str, set[int]] = {}
+    def _by_launch_key(self) -> dict[str, tuple[Configuration, ...]]:
+        members: dict[str, tuple[Configuration, ...]] = {}
         for configuration in self.configurations():
-            steps.setdefault(self.launch_key(configuration), set()).add(configuration.num_steps)
-        return {key: frozenset(values) for key, values in steps.items()}
+            key = self.launch_key(configuration)
+            members[key] = (*members.get(key, ()), configuration)
+        return members
 
     def _value(self, suggestion: Suggestion, name: str) -> Scalar:
         if name in suggestion:

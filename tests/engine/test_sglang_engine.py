@@ -18,6 +18,7 @@ from sweeps.engines.summary import summarise
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from tests.engine.conftest import Bench, Served, configuration
+from tests.sweeps.states import at_steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
@@ -36,7 +37,7 @@ def serve(
     """One server, all blocks, further step counts in place, then its end."""
     engine = bench.engine(spec)
     try:
-        served = Served(engine.launch(wanted, step_candidates=(0, *steps) if steps else ()))
+        served = Served(engine.launch(wanted, states=at_steps(wanted, 0, *steps) if steps else ()))
         processes = server_processes(engine)
         blocks = bench.blocks(spec)
         served.blocks = [engine.run_block(block) for block in blocks]
@@ -138,10 +139,12 @@ def test_launch_says_what_would_serve_the_configuration_alone(chain: Served) -> 
     command = chain.report.command
 
     assert command[command.index("--speculative-num-steps") + 1] == "3"
-    assert not [word for word in command if "adaptive" in word or "warmup" in word]
+    assert not [word for word in command if "warmup" in word]
     assert chain.report.environment["NCCL_PROTO"] == "LL"
     assert "SPECSWEEP_PROBE_DIR" not in chain.report.environment
-    assert chain.report.effective["step_candidates"] == "0,1,2,3"
+    assert sorted(chain.report.effective["states"].split(",")) == [
+        f"{steps}x{steps + 1}-custom-ll-ring" for steps in (0, 1, 2, 3)
+    ]
 
 
 def test_phases_of_a_cycle_add_up(chain: Served, tree: Served, standalone: Served) -> None:

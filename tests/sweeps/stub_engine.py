@@ -57,7 +57,7 @@ class StubEngine:
     """`launch` or `block` -> errors to raise, in order, one per call."""
     calls: list[str] = field(default_factory=list)
     live: Configuration | None = None
-    step_candidates: tuple[int, ...] = ()
+    states: tuple[Configuration, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     machine: str = "stub"
     version: str = "stub 1"
@@ -66,12 +66,12 @@ class StubEngine:
     def now_s(self) -> float:
         return self.clock_s
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         self.calls.append("launch")
         self.live = None
         self.clock_s += 100.0
         self._maybe_fail("launch")
-        self.live, self.step_candidates = configuration, step_candidates
+        self.live, self.states = configuration, states
         return self._report(configuration, {"launch": 10.0, "weight_load": 60.0, "capture": 30.0})
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
@@ -102,7 +102,7 @@ class StubEngine:
 
     def run_anchor(self, block: Block) -> BlockRecord | None:
         self.calls.append("anchor")
-        if self.live is None or 0 not in self.step_candidates:
+        if self.live is None or not any(each.num_steps == 0 for each in self.states):
             return None
         speculating, self.live = self.live, self.live.target_alone()
         record = self.run_block(block)
@@ -177,7 +177,7 @@ def plan(configuration: Configuration, space: Space, trial_id: str = "t0000") ->
         configuration=configuration,
         requested=space.suggestion(configuration),
         launch_key=space.launch_key(configuration),
-        step_candidates=space.step_candidates(configuration),
+        states=space.states(configuration),
     )
 
 

@@ -4,6 +4,7 @@ Loaded in the server's own interpreter, from a folder with a dist-info on PYTHON
 torch and sglang only, and those late: the modules below can be read without either.
 
 Protocol, all in the folder `SPECSWEEP_PROBE_DIR`:
+    states.json           written by the engine before the launch, if the server shall hold several states
     handshake-PID.json    written by each scheduler process once it is initialised: rank, versions, wrapped targets,
                           environment from C getenv
     commands-RANK         a FIFO; one JSON object per line: {"id": 1, "do": "take" | "forget" | "record" | "pin", ...}

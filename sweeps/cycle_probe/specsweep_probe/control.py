@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pkgutil
@@ -12,29 +11,28 @@ import time
 from pathlib import Path
 from typing import Any
 
+from specsweep_probe.communicators import read_environment
 from specsweep_probe.recorder import Recorder
+from specsweep_probe.states import States
 from specsweep_probe.targets import Targets
 
 FOLDER_VARIABLE = "SPECSWEEP_PROBE_DIR"
 ASKED_VARIABLE = "SPECSWEEP_PROBE_ENV"
 
 
-def start_control(recorder: Recorder, scheduler: Any, targets: Targets, warning: str | None) -> None:
+def start_control(recorder: Recorder, states: States | None, targets: Targets, warning: str | None) -> None:
     """Answer commands from now on, then leave the handshake."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     rank, world_size = _rank()
-    candidates = _step_candidates(scheduler)
     commands = folder / f"commands-{rank}"
     os.mkfifo(commands)
     threading.Thread(
         target=_answer_commands,
-        args=(commands, folder, rank, recorder, candidates),
+        args=(commands, folder, rank, recorder, states),
         name="specsweep-probe",
         daemon=True,
     ).start()
-    _write(
-        folder / f"handshake-{os.getpid()}.json", _handshake(rank, world_size, targets, warning, candidates, recorder)
-    )
+    _write(folder / f"handshake-{os.getpid()}.json", _handshake(rank, world_size, targets, warning, states, recorder))
 
 
 def _handshake(
@@ -42,7 +40,7 @@ def _handshake(
     world_size: int,
     targets: Targets,
     warning: str | None,
-    candidates: list[int],
+    states: States | None,
     recorder: Recorder,
 ) -> dict[str, Any]:
     import sglang
@@ -62,8 +60,8 @@ def _handshake(
         "wrapped": [role for role, found in wrapped.items() if found],
         "missing": [role for role, found in wrapped.items() if not found],
         "warning": warning,
-        "step_candidates": candidates,
-        "environment": _environment(),
+        **({"states": {}, "communicators": {}} if states is None else states.account()),
+        "environment": read_environment("NCCL_", _asked()),
         "written_s": time.monotonic(),
     }
 
@@ -76,12 +74,6 @@ def _rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _step_candidates(scheduler: Any) -> list[int]:
-    """Step counts that this server can be switched to; [] where it has no adaptive states."""
-    controller = getattr(getattr(scheduler, "model_worker", None), "adaptive_controller", None)
-    return [] if controller is None else sorted(controller.candidate_steps)
-
-
 def _is_wrapped(name: str) -> bool:
     try:
         return hasattr(pkgutil.resolve_name(name), "__wrapped__")
@@ -89,31 +81,21 @@ def _is_wrapped(name: str) -> bool:
         return False
 
 
-def _environment() -> dict[str, str]:
-    """NCCL_* and what the engine asked for, as C getenv sees it: what NCCL itself would read in this process."""
-    libc = ctypes.CDLL(None)
-    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
-    libc.getenv.restype = ctypes.c_char_p
-    names, position = set(), 0
-    while (entry := entries[position]) is not None:
-        names.add(entry.split(b"=", 1)[0])
-        position += 1
-    asked = set(os.environ.get(ASKED_VARIABLE, "").encode().split(b",")) - {b""}
-    wanted = {name for name in names if name.startswith(b"NCCL_")} | asked
-    values = {name.decode(): libc.getenv(name) for name in sorted(wanted)}
-    return {name: value.decode(errors="replace") for name, value in values.items() if value is not None}
+def _asked() -> frozenset[str]:
+    """Names of variables that the engine asked for."""
+    return frozenset(os.environ.get(ASKED_VARIABLE, "").split(",")) - {""}
 
 
-def _answer_commands(commands: Path, folder: Path, rank: int, recorder: Recorder, candidates: list[int]) -> None:
+def _answer_commands(commands: Path, folder: Path, rank: int, recorder: Recorder, states: States | None) -> None:
     recorder.clock.bind_thread()
     # read-write: the FIFO never reports end of file when a writer leaves
     with open(os.open(commands, os.O_RDWR), encoding="utf-8") as lines:  # noqa: PTH123
         for line in lines:
             command = json.loads(line)
-            _write(folder / f"answer-{rank}-{command['id']}.json", _answer(command, recorder, candidates))
+            _write(folder / f"answer-{rank}-{command['id']}.json", _answer(command, recorder, states))
 
 
-def _answer(command: dict[str, Any], recorder: Recorder, candidates: list[int]) -> dict[str, Any]:
+def _answer(command: dict[str, Any], recorder: Recorder, states: States | None) -> dict[str, Any]:
     do = command["do"]
     if do == "take":
         return recorder.take()
@@ -125,10 +107,10 @@ def _answer(command: dict[str, Any], recorder: Recorder, candidates: list[int]) 
         recorder.recording = bool(command["on"])
         return {}
     if do == "pin":
-        num_steps = command["num_steps"]
-        if num_steps not in candidates:
-            return {"error": f"no runtime state for {num_steps} steps; there are {candidates}"}
-        recorder.pinned_steps = num_steps
+        held = [] if states is None else list(states.states)
+        if states is None or command["state"] not in held:
+            return {"error": f"no state {command['state']!r}; there are {', '.join(held) or 'none'}"}
+        states.wanted = command["state"]
         return {}
     return {"error": f"unknown command {do!r}; there are take, forget, record, pin"}
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from specsweep_probe.control import start_control
+from specsweep_probe.control import FOLDER_VARIABLE, start_control
 from specsweep_probe.recorder import Recorder
+from specsweep_probe.states import PlainStates, StateKeeper, States, read_plan
 from specsweep_probe.targets import Targets, targets_for
-
-INITIAL_STEPS_VARIABLE = "SPECSWEEP_PROBE_NUM_STEPS"
 
 _recorder: Recorder | None = None
 """None until the scheduler is initialised: nothing before that is a cycle."""
-_pinned: list[int | None] = [None]
+_states: States | None = None
+"""None if the server holds one state alone."""
 
 
 def install() -> None:
@@ -22,8 +23,6 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     targets, warning = targets_for(sglang.__version__)
-    steps = os.environ.get(INITIAL_STEPS_VARIABLE)
-    _pinned[0] = int(steps) if steps else None
     hooks = {
         targets.cycle: _cycle,
         targets.draft: _draft,
@@ -31,8 +30,8 @@ def install() -> None:
         targets.extend: _extend,
         targets.accepted: _accepted,
         targets.forward: _forward,
-        targets.choose_steps: _choose_steps,
-        targets.adapt_steps: _adapt_steps,
+        targets.worker_graphs: _worker_graphs,
+        targets.runner_graphs: _runner_graphs,
         targets.scheduler_init: _with_handshake(targets, warning),
     }
     for target, hook in hooks.items():
@@ -46,8 +45,7 @@ def _with_handshake(targets: Targets, warning: str | None) -> Any:
         from specsweep_probe.clocks import pick_clock
 
         recorder = Recorder(pick_clock())
-        recorder.pinned_steps = _pinned[0]
-        start_control(recorder, scheduler, targets, warning)
+        start_control(recorder, _states, targets, warning)
         _recorder = recorder
 
     return scheduler_init
@@ -60,7 +58,7 @@ def _cycle(original: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) ->
         return original(worker, batch, *args, **kwargs)
     cycle = recorder.begin(batch.batch_size())
     result = original(worker, batch, *args, **kwargs)
-    recorder.end(cycle, num_steps=worker.speculative_num_steps, tokens=None)
+    recorder.end(cycle, num_steps=worker.speculative_num_steps, tokens=None, state=_active())
     return result
 
 
@@ -99,6 +97,8 @@ def _accepted(original: Any, worker: Any, correct_drafts: list[int], *args: Any,
 
 def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder
+    if _states is not None and batch is not None and _is_plain_decode(batch):
+        _states.activate()
     if recorder is None or not recorder.recording:
         return original(worker, batch, *args, **kwargs)
     cycle = recorder.open
@@ -110,7 +110,7 @@ def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs
         result = original(worker, batch, *args, **kwargs)
         cycle.forward_end = mark()
         return result
-    if batch is None or not (batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()):
+    if batch is None or not _is_plain_decode(batch):
         recorder.interrupt()
         return original(worker, batch, *args, **kwargs)
     size = batch.batch_size()
@@ -118,19 +118,34 @@ def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs
     cycle.forward_start = cycle.start
     result = original(worker, batch, *args, **kwargs)
     cycle.forward_end = cycle.end = mark()
-    recorder.end(cycle, num_steps=0, tokens=size)
+    recorder.end(cycle, num_steps=0, tokens=size, state=_active())
     return result
 
 
-def _choose_steps(original: Any, controller: Any, *args: Any, **kwargs: Any) -> Any:
-    pinned = _pinned[0] if _recorder is None else _recorder.pinned_steps
-    if pinned is None:
-        return original(controller, *args, **kwargs)
-    if controller.worker.speculative_num_steps != pinned:
-        controller._activate(pinned)
-    return None
+def _is_plain_decode(batch: Any) -> bool:
+    return batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()
 
 
-def _adapt_steps(original: Any, controller: Any, *args: Any, **kwargs: Any) -> Any:
-    pinned = _pinned[0] if _recorder is None else _recorder.pinned_steps
-    return original(controller, *args, **kwargs) if pinned is None else None
+def _active() -> str | None:
+    return None if _states is None else _states.active
+
+
+def _worker_graphs(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """A server that speculates captures its graphs: our states are built where SGLang builds its adaptive ones."""
+    global _states
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    if (plan := read_plan(folder)) is not None:
+        _states = worker.adaptive_controller = StateKeeper(plan, folder, worker)
+    return original(worker, *args, **kwargs)
+
+
+def _runner_graphs(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """A server without speculation has captured its graphs: build the further states."""
+    global _states
+    result = original(runner, *args, **kwargs)
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    if not runner.spec_algorithm.is_none() or _states is not None or (plan := read_plan(folder)) is None:
+        return result
+    _states = PlainStates(plan, folder, runner)
+    _states.build_all()
+    return result

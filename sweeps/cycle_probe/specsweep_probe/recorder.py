@@ -70,9 +70,10 @@ class Recorder:
     def __init__(self, clock: Any) -> None:
         self.clock = clock
         self.recording = True
-        self.pinned_steps: int | None = None
         self.open: Cycle | None = None
         self._follows = False
+        self._ran: set[str] = set()
+        """States that cycles ran in."""
         self._pending: deque[Cycle] = deque()
         self._untold: deque[Cycle] = deque()
         self._results: list[tuple[Any, ...]] = []
@@ -86,8 +87,10 @@ class Recorder:
         self.open = cycle
         return cycle
 
-    def end(self, cycle: Cycle, *, num_steps: int, tokens: int | None) -> None:
+    def end(self, cycle: Cycle, *, num_steps: int, tokens: int | None, state: str | None = None) -> None:
         """`tokens` None: they will be told later, in the order of the cycles."""
+        if state is not None:
+            self._ran.add(state)
         cycle.num_steps = num_steps
         cycle.tokens = tokens
         if cycle.end is None:
@@ -112,6 +115,7 @@ class Recorder:
         while self._pending:
             self.clock.release(self._pending.popleft().marks())
         self._untold.clear()
+        self._ran = set()
         self._results = []
         self._dropped = 0
 
@@ -123,8 +127,9 @@ class Recorder:
         self._follows = False
         rows, self._results = self._results, []
         dropped, self._dropped = self._dropped, 0
+        ran, self._ran = sorted(self._ran), set()
         columns = {name: [row[position] for row in rows] for position, name in enumerate(COLUMNS)}
-        return {"timer_kind": self.clock.kind, "dropped": dropped, "cycles": columns}
+        return {"timer_kind": self.clock.kind, "dropped": dropped, "states": ran, "cycles": columns}
 
     def _settle(self) -> None:
         deadline = time.monotonic() + _SETTLE_S

@@ -16,8 +16,8 @@ class Targets:
     extend: str = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_decode"
     accepted: str = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.on_verify_complete_cpu"
     forward: str = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
-    choose_steps: str = "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController.activate_step_by_batch"
-    adapt_steps: str = "sglang.srt.speculative.adaptive_runtime_state.AdaptiveController.on_verify_complete"
+    worker_graphs: str = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.init_cuda_graphs"
+    runner_graphs: str = "sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs"
 
     def names(self) -> dict[str, str]:
         """Role -> dotted name."""

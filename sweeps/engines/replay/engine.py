@@ -19,6 +19,7 @@ from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchRepo
 from sweeps.engines.replay.recording import BlockKey, RecordedConfiguration, Recording, Row, concurrency_of
 from sweeps.engines.summary import BlockSummary
 from sweeps.results.tables import CYCLE_COLUMNS
+from sweeps.spec.binding import held_by
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
@@ -46,7 +47,8 @@ class ReplayEngine:
         self._clock_s = 0.0
         self._launches = 0
         self._configuration: Configuration | None = None
-        self._step_candidates: tuple[int, ...] = ()
+        self._held = held_by(spec.engine)
+        self._states: frozenset[Configuration] = frozenset()
         self._runs: Counter[tuple[str, bool, int, int]] = Counter()
         self._draws: dict[tuple[bool, int, int], tuple[int, int]] = {}
         """By warm-up, block and run of it: the same for every configuration."""
@@ -62,7 +64,7 @@ class ReplayEngine:
             raise EngineError(f"{configuration.label}: no recorded block", stage="plan", kind="invalid_config")
         return recorded.tok_s
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         """See the contract. Raises EngineError (`invalid_config`) for what was never recorded."""
         self.close()
         self._launches += 1
@@ -74,7 +76,7 @@ class ReplayEngine:
             trial = launched[(self._launches - 1) % len(launched)]
             boot_s = {activity: trial[f"{activity}_s"] for activity in _BOOT}
         self._clock_s += sum(boot_s.values())
-        self._configuration, self._step_candidates = configuration, step_candidates
+        self._configuration, self._states = configuration, frozenset((configuration, *states))
         return self._report(trial, boot_s)
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
@@ -84,10 +86,8 @@ class ReplayEngine:
             return None
         if configuration != live:
             recorded = self.recording.configurations.get(configuration.configuration_id)
-            switchable = (
-                self.spec.engine.switch_in_place
-                and live.launch_key(switch_in_place=True) == configuration.launch_key(switch_in_place=True)
-                and configuration.num_steps in self._step_candidates
+            switchable = configuration in self._states and (
+                live.launch_key(self._held) == configuration.launch_key(self._held)
             )
             if not switchable or recorded is None or not recorded.blocks or self.recording.switch_s is None:
                 return None

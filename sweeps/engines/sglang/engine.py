@@ -20,14 +20,19 @@ from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
 from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
-from sweeps.engines.sglang.launch_plan import LaunchPlan, adaptive_settings, can_switch, plan_launch
+from sweeps.engines.sglang.launch_plan import LaunchPlan, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.load_client import Load
+from sweeps.engines.sglang.server_log import StateFailure, state_failure
+from sweeps.engines.sglang.state_plan import StatePlan, plan_states, state_name
 from sweeps.engines.sglang.trace_spans import read_when_whole
+from sweeps.spec.binding import held_by
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block, Prompt
 
+_PLAN_FILE = "states.json"
+"""What the probe reads the planned states from, in the server's scratch folder."""
 _GRACE_S = 15.0
 _TRACE_STEPS = 24
 """Forward steps of a profiler window: enough cycles for a mean, a trace of some megabytes."""
@@ -65,7 +70,11 @@ class SGLangEngine:
         self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
         self._stop_request = stop_request
         self._live: LiveServer | None = None
-        self._switch_refused = False
+        self._held = held_by(spec.engine)
+        self._states_refused = False
+        """A server of this version has no states: each configuration is launched."""
+        self._failed_sets: dict[str, StateFailure] = {}
+        """NCCL sets whose communicator did not come up on this node."""
         self._anchors_refused = False
         self._launches = 0
         self._gpus: TrialGpus | None = None
@@ -73,14 +82,14 @@ class SGLangEngine:
     def now_s(self) -> float:
         return time.monotonic()
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         """See the contract. A chain that does not start with a state for anchors is started once more without."""
-        without = tuple(num_steps for num_steps in step_candidates if num_steps)
-        anchored = configuration.speculates and without != step_candidates
+        without = tuple(each for each in states if each.speculates == configuration.speculates)
+        anchored = without != states
         if not anchored or self._anchors_refused:
             return self._launch(configuration, without)
         try:
-            return self._launch(configuration, step_candidates)
+            return self._launch(configuration, states)
         except EngineError as error:
             if error.kind not in _ANCHOR_MAY_CAUSE or self._is_stopping():
                 raise
@@ -88,64 +97,125 @@ class SGLangEngine:
         self._anchors_refused = True
         return report
 
-    def _launch(self, configuration: Configuration, step_candidates: tuple[int, ...]) -> LaunchReport:
+    def _launch(self, configuration: Configuration, states: tuple[Configuration, ...]) -> LaunchReport:
         self.close()
+        self._refuse_failed(configuration, server_lives=False)
         self._reap()
-        candidates = tuple(sorted({configuration.num_steps, *step_candidates}))
-        if self._switch_refused or not can_switch(self._spec, configuration, candidates):
-            candidates = ()
+        plan = (
+            None
+            if self._states_refused
+            else plan_states(self._spec.engine, configuration, states, refused=frozenset(self._failed_sets))
+        )
         started_s = self.now_s()
         self._gpus = TrialGpus(self._spec.resources.gpus, self._node_folder / "gpus")
         self._prove_free()  # at once, but where an earlier server has not let go
-        live = self._start(configuration, candidates)
+        live = self._start(configuration, plan)
         try:
             live.boot.wait_for_port(live.plan.port)
             live.generate(_FIRST_BLOCK, "first_request", timeout_s=self._spec.engine.deadlines_s.first_request)
             ready_s = self.now_s()
             live.greet()
-            if candidates and not set(candidates) <= set(live.handshakes[0].step_candidates):
-                self._switch_refused = True
-                return self._launch(configuration, ())
-            return self._report(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
         except EngineError as error:
             self._abandon(error)
-            raise
+            if plan is None or not self._note_failure(live, plan):
+                raise
         except BaseException:
             self._abandon(None)
             raise
+        else:
+            if plan is None or live.holds(configuration) is not None:
+                return self._reported(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
+            self._note_missing(live, configuration)
+        return self._launch(configuration, states)
+
+    def _reported(self, live: LiveServer, *, boot_s: Mapping[str, float]) -> LaunchReport:
+        try:
+            return self._report(live, boot_s=boot_s)
+        except EngineError as error:
+            self._abandon(error)
+            raise
+
+    def _note_failure(self, live: LiveServer, plan: StatePlan) -> bool:
+        """Remember the NCCL set whose communicator did not come up. False if the log names none."""
+        failure = state_failure(live.boot.log())
+        if failure is None or failure.nccl_set not in plan.communicators or self._is_stopping():
+            return False
+        self._failed_sets[failure.nccl_set] = failure
+        return True
+
+    def _note_missing(self, live: LiveServer, configuration: Configuration) -> None:
+        """The server lacks the state that it was launched for. Raises EngineError if a relaunch cannot mend it."""
+        self._note_communicator(live, configuration)
+        if configuration.nccl_set in self._failed_sets:
+            return
+        if not live.handshakes[0].states:
+            self._states_refused = True
+            return
+        error = EngineError(
+            f"state {state_name(configuration)}: {live.state_error(configuration)}", stage="capture", kind="gpu_oom"
+        )
+        self._abandon(error)
+        raise error
+
+    def _note_communicator(self, live: LiveServer, configuration: Configuration) -> None:
+        """Remember the configuration's NCCL set if its communicator did not come up in this living server."""
+        if (error := live.communicator_error(configuration.nccl_set)) is not None:
+            self._failed_sets[configuration.nccl_set] = StateFailure(nccl_set=configuration.nccl_set, error=error)
+
+    def _refuse_failed(self, configuration: Configuration, *, server_lives: bool) -> None:
+        """Raise EngineError if the communicator of the configuration's NCCL set did not come up on this node."""
+        failure = self._failed_sets.get(configuration.nccl_set)
+        if failure is not None and self._held.nccl:
+            raise EngineError(
+                f"NCCL set {configuration.nccl_set}: {failure.error}",
+                stage="nccl_init",
+                kind=failure.kind,
+                server_lives=server_lives,
+            )
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
         live = self._live
-        if live is None or live.is_gone() or configuration.num_steps not in live.plan.step_candidates:
+        if live is None or live.is_gone() or live.plan.states is None:
             return None
-        if self._key(configuration) != self._key(live.configuration):
+        if configuration.launch_key(self._held) != live.configuration.launch_key(self._held):
             return None
-        live.pin(configuration.num_steps)
+        self._note_communicator(live, configuration)
+        self._refuse_failed(configuration, server_lives=True)
+        state = live.holds(configuration)
+        if state is None:
+            return None
+        live.pin(state)
         live.configuration = configuration
         live.generate(_FIRST_BLOCK, "measure", timeout_s=self._spec.engine.deadlines_s.block)
         return self._report(live, boot_s={})
 
     def run_block(self, block: Block) -> BlockRecord:
         live = self._require_live()
-        return self._record(live, block, num_steps=live.configuration.num_steps)
+        return self._record(live, block)
 
     def run_anchor(self, block: Block) -> BlockRecord | None:
         live = self._require_live()
-        if 0 not in live.plan.step_candidates:
+        speculating = live.configuration
+        alone, own = live.holds(speculating.target_alone()), live.holds(speculating)
+        if alone is None or own is None:
             return None
-        live.pin(0)
-        live.flush()
-        record = self._record(live, block, num_steps=0)
-        live.pin(live.configuration.num_steps)
+        live.pin(alone)
+        live.configuration = speculating.target_alone()
+        try:
+            live.flush()
+            record = self._record(live, block)
+        finally:
+            live.configuration = speculating
+        live.pin(own)
         live.flush()
         return record
 
-    def _record(self, live: LiveServer, block: Block, *, num_steps: int) -> BlockRecord:
+    def _record(self, live: LiveServer, block: Block) -> BlockRecord:
         live.forget()
         assert self._gpus is not None
         with self._gpus.window() as readings:
             load = live.generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
-        cycles = live.take("measure", num_steps=num_steps)
+        cycles = live.take_own("measure")
         return BlockRecord(
             started_s=load.started_s,
             wall_s=load.ended_s - load.started_s,
@@ -228,9 +298,6 @@ class SGLangEngine:
             self._gpus.close()
             self._gpus = None
 
-    def _key(self, configuration: Configuration) -> str:
-        return configuration.launch_key(switch_in_place=True)
-
     def _require_live(self) -> LiveServer:
         assert self._live is not None, "a block without a launched server"
         return self._live
@@ -247,7 +314,7 @@ class SGLangEngine:
                 )
             reap_scratch(self._node_folder, self._node_folder / "leases")
 
-    def _start(self, configuration: Configuration, candidates: tuple[int, ...]) -> LiveServer:
+    def _start(self, configuration: Configuration, states: StatePlan | None) -> LiveServer:
         self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._logs.mkdir(parents=True, exist_ok=True)
         plan = plan_launch(
@@ -255,11 +322,11 @@ class SGLangEngine:
             configuration,
             folder=scratch_folder(self._node_folder),
             inherited=os.environ,
-            step_candidates=candidates,
+            states=states,
             port=free_port(),
         )
-        if plan.adaptive_config is not None:
-            plan.adaptive_config.write_text(json.dumps(adaptive_settings(candidates)), encoding="utf-8")
+        if states is not None:
+            (plan.folder / _PLAN_FILE).write_text(json.dumps(states.document()), encoding="utf-8")
         self._launches += 1
         log_path = self._logs / f"{configuration.configuration_id}-{plan.folder.name}.log"
         self._write_record(plan, log_path)
@@ -304,7 +371,7 @@ class SGLangEngine:
 
     def _report(self, live: LiveServer, *, boot_s: Mapping[str, float]) -> LaunchReport:
         configuration = live.configuration
-        cycles = live.take("first_request", num_steps=configuration.num_steps)
+        cycles = live.take_own("first_request")
         live.flush()
         first = live.handshakes[0]
         evidence, all_reduce = gather_evidence(live, cycles)

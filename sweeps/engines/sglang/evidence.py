@@ -16,6 +16,7 @@ from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_argumen
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.probe_link import Handshake
 from sweeps.engines.sglang.server_log import resolved_arguments
+from sweeps.engines.sglang.state_plan import State
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
 from sweeps.spec.model import Scalar
 from sweeps.spec.space import Configuration
@@ -39,21 +40,26 @@ _TOLD = (
 """What of the server's own account goes into `effective`."""
 
 
+_OF_A_STATE = ("speculative_num_steps", "speculative_num_draft_tokens", "disable_custom_all_reduce")
+"""Arguments that bind at graph capture."""
+
+
 def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence, ...], str | None]:
     """Evidence rows for the configuration that `live` serves, and what serves decode-size all-reduces, if known.
 
     Args:
         cycles: at least one of every rank: the state that cycles ran in is the proof of a step count.
     """
-    plan, log = live.plan, live.boot.log()
+    plan, log, state = live.plan, live.boot.log(), live.holds(live.configuration)
     resolved = {name: None if value is None else str(value) for name, value in live.info.items()}
-    facts = [
-        RankFacts(rank=each.rank, environment=each.environment, nccl=_nccl_log(plan.folder, each.pid))
-        for each in live.handshakes
-    ]
-    all_reduce = all_reduce_backend(resolved, log, facts)
+    if state is not None and not state.custom:
+        resolved["disable_custom_all_reduce"] = "True"
+    facts = [_facts(plan.folder, each, state) for each in live.handshakes]
+    # a state under custom all-reduce shares its log with none that leaves them to NCCL: only its arguments tell
+    all_reduce = all_reduce_backend(resolved, log, facts if state is None or not state.custom else ())
+    requested = {**plan.requested, **dict(live.configuration.nccl_env)}
     rows = grade_environment(
-        {name: value for name, value in plan.requested.items() if name != "PYTHONPATH"},
+        {name: value for name, value in requested.items() if name != "PYTHONPATH"},
         facts,
         num_ranks=plan.num_ranks,
         all_reduce=all_reduce,
@@ -62,11 +68,11 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     arguments = grade_arguments(
         _requested_arguments(plan.arguments, live.configuration, resolved),
         resolved,
-        in_ranks=[_held_by(cycles, each, live.configuration) for each in live.handshakes],
+        in_ranks=[_held_by(cycles, each, live.configuration, state) for each in live.handshakes],
         logged=resolved_arguments(log),
     )
-    if plan.step_candidates:
-        arguments = tuple(_explain_switch(row, plan.step_candidates) for row in arguments)
+    if state is not None:
+        arguments = tuple(_explain_switch(row, state) for row in arguments)
     return (*rows, *arguments), all_reduce
 
 
@@ -90,52 +96,85 @@ def _requested_arguments(
     return arguments
 
 
-def _held_by(cycles: pa.Table, handshake: Handshake, configuration: Configuration) -> dict[str, str]:
-    """What the rank's last cycle ran with. In a server that switches step counts, those are the whole state."""
-    if not configuration.speculates:
-        return {}
-    num_steps = cycles.filter(pc.equal(cycles["rank"], handshake.rank))["num_steps"].to_pylist()[-1]
-    held = {"speculative_num_steps": str(num_steps)}
-    if handshake.step_candidates:
-        held["speculative_num_draft_tokens"] = str(num_steps + 1)
+def _facts(folder: Path, handshake: Handshake, state: State | None) -> RankFacts:
+    """What the rank said of the process, or of the state's own communicator, while that was made."""
+    if state is None or state.communicator is None:
+        log = _nccl_log(folder, f"nccl.*.{handshake.pid}.log")
+        return RankFacts(rank=handshake.rank, environment=handshake.environment, nccl=log)
+    made = handshake.communicators[state.communicator]
+    return RankFacts(
+        rank=handshake.rank,
+        environment={**handshake.environment, **made.environment},
+        nccl=_nccl_log(folder, f"nccl-state.{state.communicator}.{handshake.pid}.log"),
+    )
+
+
+def _held_by(
+    cycles: pa.Table, handshake: Handshake, configuration: Configuration, state: State | None
+) -> dict[str, str]:
+    """What the rank's last cycle ran with, and what its state was captured with."""
+    held = {} if state is None else {"disable_custom_all_reduce": str(not state.custom)}
+    if configuration.speculates:
+        num_steps = cycles.filter(pc.equal(cycles["rank"], handshake.rank))["num_steps"].to_pylist()[-1]
+        held["speculative_num_steps"] = str(num_steps)
+        if state is not None:
+            held["speculative_num_draft_tokens"] = str(state.num_draft_tokens)
     return held
 
 
-def _nccl_log(folder: Path, pid: int) -> NcclLog | None:
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(f"nccl.*.{pid}.log")]
+def _nccl_log(folder: Path, pattern: str) -> NcclLog | None:
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(pattern)]
     return read_nccl_log("\n".join(texts)) if texts else None
 
 
 def keep_nccl_logs(folder: Path, into: Path) -> None:
-    """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log.
+    """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log and `into`/SET.PID.log.
 
     None of a server that died: its guard takes the folder, maybe while this reads.
     """
     with suppress(FileNotFoundError):
-        for path in sorted(folder.glob("nccl.*.log")):
+        for path in sorted((*folder.glob("nccl.*.log"), *folder.glob("nccl-state.*.log"))):
             kept = excerpt(path.read_bytes())
             into.mkdir(parents=True, exist_ok=True)
-            (into / path.name.removeprefix("nccl.")).write_bytes(kept)
+            (into / path.name.partition(".")[2]).write_bytes(kept)
 
 
 def effective_settings(live: LiveServer) -> dict[str, str]:
     """The engine's own account of the configuration that it serves, for the trials table."""
-    configuration, candidates = live.configuration, live.plan.step_candidates
+    configuration, state = live.configuration, live.holds(live.configuration)
     settings = {name: str(live.info[name]) for name in _TOLD if live.info.get(name) is not None}
     settings["num_steps"] = str(configuration.num_steps)
     if configuration.speculates:
         settings["speculative_worker"] = "v2"  # the probe wraps no other: its cycles are the proof
         for name in ("eagle_topk", "num_draft_tokens"):
-            own = getattr(configuration, name) if candidates else live.info.get(f"speculative_{name}")
+            own = getattr(configuration, name) if state else live.info.get(f"speculative_{name}")
             settings[name] = str(own)
-    if candidates:
-        settings["step_candidates"] = ",".join(map(str, candidates))
+    if state is not None:
+        settings |= _state_settings(live, state)
     settings["server_log"] = live.log_path.name
     return settings
 
 
-def _explain_switch(row: Evidence, candidates: tuple[int, ...]) -> Evidence:
-    """`row`, saying that its value was switched in place among `candidates`."""
-    if row.setting not in ("args.speculative_num_steps", "args.speculative_num_draft_tokens"):
+def _state_settings(live: LiveServer, state: State) -> dict[str, str]:
+    """What the server holds, and what this state of it took: the slowest rank's seconds, the largest memory."""
+    accounts = [each.states[state.name] for each in live.handshakes]
+    held = [each for each in live.plan.states.states if live.is_held(each)] if live.plan.states else []
+    settings = {
+        "state": state.name,
+        "states": ",".join(each.name for each in held),
+        "state_s": f"{max(each.seconds for each in accounts):.2f}",
+        "state_mib": f"{max(each.memory_mib for each in accounts):.0f}",
+        "disable_custom_all_reduce": str(not state.custom),
+    }
+    made = [each.communicators[state.communicator] for each in live.handshakes if state.communicator is not None]
+    if made:
+        settings["communicator_s"] = f"{max(each.seconds for each in made):.2f}"
+        settings["communicator_mib"] = f"{max(each.memory_mib or 0.0 for each in made):.0f}"
+    return settings
+
+
+def _explain_switch(row: Evidence, state: State) -> Evidence:
+    """`row`, saying that its value belongs to a state of the live server."""
+    if row.setting.removeprefix("args.") not in _OF_A_STATE:
         return row
-    return replace(row, detail=row.detail or f"in a server with states for {list(candidates)} steps, switched in place")
+    return replace(row, detail=row.detail or f"state {state.name} of a server that holds several")

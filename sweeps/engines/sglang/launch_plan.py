@@ -14,7 +14,7 @@ from sweeps.engines.command import (
     num_ranks,
     server_arguments,
 )
-from sweeps.engines.sglang.versions import ADAPTIVE_ALGORITHMS
+from sweeps.engines.sglang.state_plan import StatePlan
 from sweeps.spec.model import Scalar, SweepSpec
 from sweeps.spec.space import Configuration
 
@@ -30,28 +30,23 @@ class LaunchPlan:
 
     configuration: Configuration
     """What the server is launched for. A switch changes what it serves, not the plan."""
-    step_candidates: tuple[int, ...]
-    """Step counts that the server can switch between in place, ascending; () if it has one."""
+    states: StatePlan | None
+    """What the server shall hold as states; None if `configuration` is all that it serves."""
     folder: Path
-    """Scratch folder of the server: probe files, NCCL logs and `adaptive_config`."""
+    """Scratch folder of the server: probe files, NCCL logs and copies of NCCL."""
     port: int
     arguments: Mapping[str, Scalar]
     """Server arguments by canonical name (`tp-size`), without those of the speculation's dimensions."""
     command: tuple[str, ...]
     """Every word of the command."""
     requested: Mapping[str, str]
-    """Variables that the spec and the configuration set."""
+    """Variables that the spec and the launched configuration set; a state's NCCL set is not among them."""
     environment: Mapping[str, str]
     """All variables of the server process: `requested`, the probe's own, and what is inherited."""
     removed: tuple[str, ...]
     """Inherited variables that were left out, sorted."""
     num_ranks: int
     """Scheduler processes: tensor parallel x pipeline parallel."""
-
-    @property
-    def adaptive_config(self) -> Path | None:
-        """Where the command wants `adaptive_settings(step_candidates)`; None without step candidates."""
-        return _adaptive_config(self.folder) if self.step_candidates else None
 
 
 def plan_launch(
@@ -60,7 +55,7 @@ def plan_launch(
     *,
     folder: Path,
     inherited: Mapping[str, str],
-    step_candidates: tuple[int, ...] = (),
+    states: StatePlan | None = None,
     port: int = DEFAULT_PORT,
 ) -> LaunchPlan:
     """Plan a launch. Nothing is read, written or started.
@@ -68,25 +63,18 @@ def plan_launch(
     Args:
         folder: scratch folder of this server; need not exist yet.
         inherited: variables that the server process would inherit.
-        step_candidates: step counts to switch between in place, the configuration's among them; () for none.
+        states: what the server shall hold as states, the configuration's among them; None for that alone.
     """
-    command = launch_command(
-        spec,
-        configuration,
-        port=port,
-        step_candidates=step_candidates,
-        adaptive_config=_adaptive_config(folder) if step_candidates else None,
-    )
+    launched = configuration if states is None else states.launched
+    command = launch_command(spec, launched, port=port)
     if not any("skip-server-warmup" in word for word in command):
         command += ("--skip-server-warmup",)  # its request would run beside the first block
-    arguments = server_arguments(spec, configuration)
-    requested = launch_environment(spec, configuration)
+    arguments = server_arguments(spec, launched)
+    requested = launch_environment(spec, launched)
     ranks = num_ranks(spec, configuration)
     kept, removed = _without_swept(spec, inherited)
     environment = {**_FAST_CRASH, **kept, **requested}
     environment |= _probe_variables(folder, requested)
-    if step_candidates:
-        environment["SPECSWEEP_PROBE_NUM_STEPS"] = str(configuration.num_steps)
     if ranks > 1 and "NCCL_DEBUG" not in environment:
         replays_graphs = arguments.get("disable-cuda-graph") is not True
         environment |= nccl_log_settings(folder, replays_graphs=replays_graphs)
@@ -94,7 +82,7 @@ def plan_launch(
         environment["SGLANG_PLUGINS"] += ",specsweep_probe"
     return LaunchPlan(
         configuration=configuration,
-        step_candidates=step_candidates,
+        states=states,
         folder=folder,
         port=port,
         arguments=arguments,
@@ -104,28 +92,6 @@ def plan_launch(
         removed=removed,
         num_ranks=ranks,
     )
-
-
-def can_switch(spec: SweepSpec, configuration: Configuration, step_candidates: tuple[int, ...]) -> bool:
-    """Whether a launch with these candidates can change its step count in place, as far as the arguments tell."""
-    return (
-        spec.engine.switch_in_place
-        and len(step_candidates) > 1
-        and configuration.eagle_topk == 1
-        and spec.engine.algorithm in ADAPTIVE_ALGORITHMS
-    )
-
-
-def adaptive_settings(step_candidates: tuple[int, ...]) -> dict[str, dict[str, object]]:
-    """Content of SGLang's adaptive config: one slot for every batch size, all candidates in it."""
-    return {
-        "1": {
-            "candidate_steps": sorted(step_candidates),
-            "up_hysteresis": 0.0,
-            "down_hysteresis": -0.25,
-            "ceiling_coeff": 0,
-        }
-    }
 
 
 def nccl_log_settings(folder: Path, *, replays_graphs: bool) -> dict[str, str]:
@@ -139,10 +105,6 @@ def nccl_log_settings(folder: Path, *, replays_graphs: bool) -> dict[str, str]:
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,P2P,SHM" + (",TUNING" if replays_graphs else ""),
         "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
     }
-
-
-def _adaptive_config(folder: Path) -> Path:
-    return folder / "adaptive.json"
 
 
 def _without_swept(spec: SweepSpec, inherited: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

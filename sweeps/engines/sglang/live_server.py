@@ -24,6 +24,7 @@ from sweeps.engines.sglang.launch_plan import LaunchPlan
 from sweeps.engines.sglang.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
 from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeGoneError, ProbeLink
 from sweeps.engines.sglang.server_log import log_tail
+from sweeps.engines.sglang.state_plan import State, state_name
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
@@ -100,9 +101,30 @@ class LiveServer:
                 raise stopped(stage) from error
             raise self._crash(stage) from error
 
-    def pin(self, num_steps: int) -> None:
-        """Switch to this step count from the next cycle on."""
-        self.command({"do": "pin", "num_steps": num_steps})
+    def holds(self, configuration: Configuration) -> State | None:
+        """The live state that serves `configuration`; None if there is none, in any rank."""
+        state = None if self.plan.states is None else self.plan.states.state_of(configuration)
+        return state if state is not None and self.is_held(state) else None
+
+    def state_error(self, configuration: Configuration) -> str | None:
+        """Why the first rank without the configuration's state has none."""
+        name = state_name(configuration)
+        accounts = [handshake.states.get(name) for handshake in self.handshakes]
+        return next((account.error for account in accounts if account is not None and account.error), None)
+
+    def communicator_error(self, nccl_set: str) -> str | None:
+        """Why the communicator of an NCCL set did not come up; None if it did, or if there is none of its own."""
+        made = [handshake.communicators.get(nccl_set) for handshake in self.handshakes]
+        return next((account.error for account in made if account is not None and account.error), None)
+
+    def is_held(self, state: State) -> bool:
+        """Whether every rank has the state."""
+        accounts = [handshake.states.get(state.name) for handshake in self.handshakes]
+        return all(account is not None and account.error is None for account in accounts)
+
+    def pin(self, state: State) -> None:
+        """Switch to this state from the next cycle on."""
+        self.command({"do": "pin", "state": state.name})
 
     def forget(self) -> None:
         """Drop the cycles so far."""
@@ -115,15 +137,21 @@ class LiveServer:
         except ProbeError as error:
             raise self._probe_failure(error) from error
 
-    def take(self, stage: Stage, *, num_steps: int | None = None) -> pa.Table:
+    def take(self, stage: Stage, *, num_steps: int | None = None, state: State | None = None) -> pa.Table:
         """The cycles of all ranks since the last time, `CYCLE_COLUMNS`.
 
-        Raises EngineError, also where a rank saw no cycle or one ran in another state than `num_steps`.
+        Raises EngineError, also if a rank saw no cycle, or one ran with other steps or in another state than given.
         """
         try:
-            cycles = self.link.take(self.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=self.given_up)
+            cycles, ran = self.link.take(self.ranks, timeout_s=_PROBE_TIMEOUT_S, is_gone=self.given_up)
         except ProbeError as error:
             raise self._probe_failure(error) from error
+        if state is not None and ran != {state.name}:
+            raise EngineError(
+                f"state: wanted {state.name} in every cycle, but they ran in {', '.join(sorted(ran)) or 'none'}",
+                stage=stage,
+                kind="not_effective",
+            )
         for rank in self.ranks if num_steps is not None else ():
             own = cycles.filter(pc.equal(cycles["rank"], rank))
             if not own.num_rows:
@@ -136,6 +164,10 @@ class LiveServer:
                     kind="not_effective",
                 )
         return cycles
+
+    def take_own(self, stage: Stage) -> pa.Table:
+        """As `take`; every cycle must have run in the state of the configuration that is served."""
+        return self.take(stage, num_steps=self.configuration.num_steps, state=self.holds(self.configuration))
 
     def flush(self) -> None:
         """Empty the prefix cache: every trial and every anchor begins so, whatever its server has answered before."""

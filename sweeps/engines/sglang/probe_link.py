@@ -27,6 +27,26 @@ class ProbeGoneError(ProbeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StateAccount:
+    """What one state took in one rank, or why it is not there."""
+
+    seconds: float
+    memory_mib: float
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommunicatorAccount:
+    """What the communicator of one NCCL set took in one rank, or why it is not there."""
+
+    seconds: float
+    memory_mib: float | None
+    error: str | None
+    environment: Mapping[str, str]
+    """NCCL_* by C getenv while it was made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Handshake:
     """What one rank's probe said of itself."""
 
@@ -40,8 +60,10 @@ class Handshake:
     missing: tuple[str, ...]
     """Roles whose call is not wrapped."""
     warning: str | None
-    step_candidates: tuple[int, ...]
-    """Step counts that the rank has runtime states for."""
+    states: Mapping[str, StateAccount]
+    """Every planned state of the server; {} if it holds one alone."""
+    communicators: Mapping[str, CommunicatorAccount]
+    """NCCL set -> what became of its communicator in this rank."""
     environment: Mapping[str, str]
     """By C getenv: NCCL_* and what was asked for."""
 
@@ -58,13 +80,19 @@ class ProbeLink:
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("handshake-*.json")]
         return tuple(sorted(map(_handshake, documents), key=lambda handshake: handshake.rank))
 
-    def take(self, ranks: Iterable[int], *, timeout_s: float, is_gone: Callable[[], bool]) -> pa.Table:
-        """All cycles of all ranks since the last call, in `CYCLE_COLUMNS`. Raises ProbeError."""
+    def take(
+        self, ranks: Iterable[int], *, timeout_s: float, is_gone: Callable[[], bool]
+    ) -> tuple[pa.Table, frozenset[str]]:
+        """All cycles of all ranks since the last call, in `CYCLE_COLUMNS`, and the states that they ran in.
+
+        Raises ProbeError.
+        """
         answers = self.ask(ranks, {"do": "take"}, timeout_s=timeout_s, is_gone=is_gone)
         lost = sum(answer["dropped"] for answer in answers.values())
         if lost:
             raise ProbeError(f"{lost} cycles lost: the block has more than the probe keeps")
-        return pa.concat_tables([_cycles(rank, answer) for rank, answer in sorted(answers.items())])
+        states = frozenset(name for answer in answers.values() for name in answer["states"])
+        return pa.concat_tables([_cycles(rank, answer) for rank, answer in sorted(answers.items())]), states
 
     def ask(
         self, ranks: Iterable[int], command: Mapping[str, Any], *, timeout_s: float, is_gone: Callable[[], bool]
@@ -125,7 +153,8 @@ def _handshake(document: Mapping[str, Any]) -> Handshake:
         timer_kind=document["timer_kind"],
         missing=tuple(document["missing"]),
         warning=document["warning"],
-        step_candidates=tuple(document["step_candidates"]),
+        states={name: StateAccount(**account) for name, account in document["states"].items()},
+        communicators={name: CommunicatorAccount(**account) for name, account in document["communicators"].items()},
         environment=document["environment"],
     )
 

@@ -6,6 +6,7 @@ never an error.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NOISE = re.compile(
     r'^\[[^\]]*\] INFO: +\S+ - "(GET|POST) |Capturing batches|(it/s|s/it)\]$|UserWarning|warnings\.warn'
 )
+_STATE_FAILURE = "specsweep-state-failure "
+"""Begins the probe's line (`specsweep_probe.communicators.FAILURE_MARK`)."""
 _TAIL_LINES, _TAIL_CHARACTERS, _MESSAGE_CHARACTERS = 40, 6000, 600
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -47,6 +50,21 @@ class Diagnosis:
     """The last lines of the log, without progress bars and access lines."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateFailure:
+    """An NCCL set whose communicator did not come up in a server that holds several."""
+
+    nccl_set: str
+    error: str
+    """In NCCL's own words, or how long it hung."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.error.startswith("hung"):
+            return "hang_nccl_init"
+        return "nccl_no_algorithm" if "invalid usage" in self.error.lower() else "invalid_config"
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     rank: str
@@ -63,6 +81,18 @@ def _lines(text: str) -> Iterator[_Line]:
     for raw in _raw_lines(text):
         match = _PREFIX.match(raw)
         yield _Line(match["rank"].strip(), match["text"], stamped=True) if match else _Line("", raw, stamped=False)
+
+
+def state_failure(text: str) -> StateFailure | None:
+    """The first communicator that the probe says did not come up."""
+    for line in _raw_lines(text):
+        if _STATE_FAILURE in line:
+            try:
+                said = json.loads(line.partition(_STATE_FAILURE)[2])
+                return StateFailure(nccl_set=said["communicator"], error=said["error"])
+            except (ValueError, KeyError, TypeError):
+                continue  # another process wrote into the line
+    return None
 
 
 def startup_timings(text: str) -> StartupTimings | None:

@@ -8,7 +8,7 @@
 | 0.5.20 | NCCL_GRAPH_REGISTER=0 if it is unset | `sweeps.nccl.grammar`, `sweeps.engines.env_sources` |
 
 Everything else that the engine relies on was read in each of these releases and is the same in all of them: log lines,
-endpoints, trace annotations, adaptive settings, and the calls that the probe wraps (its own table,
+endpoints, trace annotations, and the calls that the probe wraps (its own table,
 `specsweep_probe.targets`, runs in the server and cannot import this one; a test compares the two). To support a further
 release: read these places in it, add it here and there, and run `make test-engine-all` with it.
 """
@@ -22,8 +22,8 @@ Release = tuple[int, int, int]
 SUPPORTED = ("0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 """Oldest first."""
 
-ADAPTIVE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3"})
-"""What SGLang builds adaptive runtime states for (`adaptive_unsupported_reason`), at top-k 1."""
+STATE_ALGORITHMS = frozenset({"EAGLE", "EAGLE3"})
+"""Speculative algorithms whose worker builds runtime states (`build_adaptive_runtime_state`)."""
 
 
 def release_of(version: str | None) -> Release | None:

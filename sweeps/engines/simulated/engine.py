@@ -22,6 +22,7 @@ from sweeps.engines.simulated.expected_cycle import ExpectedCycle, expected, int
 from sweeps.engines.simulated.machine_profile import Fault, MachineProfile, read_profile
 from sweeps.engines.simulated.nccl_choice import fits
 from sweeps.engines.summary import BlockSummary
+from sweeps.spec.binding import held_by
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
@@ -37,7 +38,8 @@ class _Server:
 
     configuration: Configuration
     launch_key: str
-    step_candidates: tuple[int, ...]
+    states: frozenset[Configuration]
+    """Configurations that it holds, its own among them."""
     number: int
     luck: float
     """Of this launch, against the machine's mean, in standard deviations."""
@@ -62,7 +64,8 @@ class SimulatedEngine:
         self._launches = 0
         self._server: _Server | None = None
         self._expected: dict[tuple[Configuration, int], ExpectedCycle] = {}
-        self._reports: dict[tuple[Configuration, tuple[int, ...]], LaunchReport] = {}
+        self._held = held_by(spec.engine)
+        self._reports: dict[Configuration, LaunchReport] = {}
         self._difficulties: dict[tuple[bool, int], float] = {}
 
     def now_s(self) -> float:
@@ -94,22 +97,22 @@ class SimulatedEngine:
         ]
         return 1000.0 * sum(lengths) / num_blocks / mean.cycle_ms
 
-    def launch(self, configuration: Configuration, *, step_candidates: tuple[int, ...] = ()) -> LaunchReport:
+    def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         """See the contract; a fault of the profile takes the time that it would take."""
         self.close()
         number, self._launches = self._launches, self._launches + 1
-        boot_s = self._boot_s(configuration, cold=number == 0)
+        boot_s = self._boot_s(configuration, states, cold=number == 0)
         self._fail_at_launch(configuration, boot_s)
         self._clock_s += sum(boot_s.values())
         draw = self._rng(configuration, number, 0).standard_normal()
         self._server = _Server(
             configuration=configuration,
-            launch_key=configuration.launch_key(switch_in_place=self.spec.engine.switch_in_place),
-            step_candidates=step_candidates,
+            launch_key=configuration.launch_key(self._held),
+            states=frozenset((configuration, *states)),
             number=number,
             luck=float(draw),
         )
-        return replace(self._report(configuration, step_candidates), boot_s=boot_s)
+        return replace(self._report(configuration), boot_s=boot_s)
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
         """See the contract. Costs `boot.switch_s`."""
@@ -117,16 +120,12 @@ class SimulatedEngine:
         if server is None:
             return None
         if configuration != server.configuration:
-            switchable = (
-                self.spec.engine.switch_in_place
-                and server.launch_key == configuration.launch_key(switch_in_place=True)
-                and configuration.num_steps in server.step_candidates
-            )
+            switchable = configuration in server.states and server.launch_key == configuration.launch_key(self._held)
             if not switchable or self._fault(configuration, measuring=False):
                 return None
             self._clock_s += self.profile.boot.switch_s
             server.configuration = configuration
-        return self._report(configuration, server.step_candidates)
+        return self._report(configuration)
 
     def run_block(self, block: Block) -> BlockRecord:
         """See the contract. Cycles of rank 0, timer kind `simulated`."""
@@ -148,9 +147,9 @@ class SimulatedEngine:
     def run_anchor(self, block: Block) -> BlockRecord | None:
         """See the contract: the plain decode step under this launch's luck, a switch before and after it."""
         server = self._served()
-        if 0 not in server.step_candidates or not self.spec.engine.switch_in_place:
-            return None
         speculating = server.configuration
+        if speculating.target_alone() not in server.states or not self._held.steps:
+            return None
         server.configuration = speculating.target_alone()
         self._clock_s += self.profile.boot.switch_s
         try:
@@ -237,19 +236,31 @@ class SimulatedEngine:
             self._difficulties[key] = (-1.0) ** index * float(rng.standard_normal())
         return self._difficulties[key]
 
-    def _boot_s(self, configuration: Configuration, *, cold: bool) -> dict[str, float]:
+    def _boot_s(
+        self, configuration: Configuration, states: tuple[Configuration, ...], *, cold: bool
+    ) -> dict[str, float]:
         boot, drafting = self.profile.boot, configuration.speculates
         load_s = boot.weight_load_s + drafting * boot.drafter_load_s + cold * boot.cold_weight_load_s
         capture_s = boot.capture_s + drafting * boot.drafter_capture_s + cold * boot.cold_capture_s
+        capture_s += self._states_s(configuration, states)
         return {"launch": boot.launch_s, "weight_load": load_s, "capture": capture_s}
 
-    def _report(self, configuration: Configuration, step_candidates: tuple[int, ...]) -> LaunchReport:
-        key = configuration, step_candidates
-        if key not in self._reports:
-            self._reports[key] = self._make_report(configuration, step_candidates)
-        return self._reports[key]
+    def _states_s(self, configuration: Configuration, states: tuple[Configuration, ...]) -> float:
+        """Seconds for the communicators of further NCCL sets, and for the graphs of their states.
 
-    def _make_report(self, configuration: Configuration, step_candidates: tuple[int, ...]) -> LaunchReport:
+        Further step counts under the launched NCCL set are in `drafter_capture_s`.
+        """
+        boot = self.profile.boot
+        beside = [each for each in states if each.nccl_env != configuration.nccl_env or each.args != configuration.args]
+        sets = {each.nccl_env for each in beside}
+        return len(sets) * boot.communicator_s + len(beside) * boot.state_s
+
+    def _report(self, configuration: Configuration) -> LaunchReport:
+        if configuration not in self._reports:
+            self._reports[configuration] = self._make_report(configuration)
+        return self._reports[configuration]
+
+    def _make_report(self, configuration: Configuration) -> LaunchReport:
         profile, mean = self.profile, self.expected(configuration)
         requested = launch_environment(self.spec, configuration)
         effective = {"num_steps": str(configuration.num_steps)}

@@ -177,6 +177,10 @@ class Boot:
     """Added to the first launch on the machine."""
     cold_capture_s: float
     """Added to the first launch on the machine: kernel compiles."""
+    communicator_s: float
+    """Of each further NCCL set that a server holds."""
+    state_s: float
+    """Of each further state: its graphs."""
     switch_s: float
     stop_s: float
     trace_s: float

@@ -20,6 +20,7 @@ from sweeps.results.tables import CYCLE_COLUMNS
 from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
+from tests.sweeps.states import at_steps
 
 SPEC = SweepSpec(
     sweep="contract",
@@ -55,7 +56,7 @@ class Bench:
 
     def launch(self, num_steps: int, nccl: str = "default") -> LaunchReport:
         configuration = self.configuration(num_steps, nccl)
-        return self.engine.launch(configuration, step_candidates=self.space.step_candidates(configuration))
+        return self.engine.launch(configuration, states=self.space.states(configuration))
 
 
 @contextmanager
@@ -157,7 +158,7 @@ class EngineContract:
     def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(self, bench: Bench) -> None:
         bench.launch(3)
         assert bench.engine.run_anchor(bench.blocks[0]) is None, "0 was no candidate of the launch"
-        bench.engine.launch(bench.configuration(3), step_candidates=(0, 1, 3))
+        bench.engine.launch(bench.configuration(3), states=at_steps(bench.configuration(3), 0, 1, 3))
         hashes = [request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests]
         anchor = bench.engine.run_anchor(bench.blocks[-1])
         assert anchor is not None
@@ -172,7 +173,7 @@ class EngineContract:
         spec = replace(bench.spec, acceptance="pinned", engine=replace(bench.spec.engine, env=env))
         pinned = Bench(spec, bench.open_engine(spec), bench.open_engine)
         try:
-            report = pinned.engine.launch(pinned.configuration(3), step_candidates=(1, 3))
+            report = pinned.engine.launch(pinned.configuration(3), states=at_steps(pinned.configuration(3), 1, 3))
             assert report.environment["SGLANG_SIMULATE_ACC_LEN"] == "2"
             seen = [row for row in report.evidence if row.setting == "env.SGLANG_SIMULATE_ACC_LEN"]
             assert {row.seen for row in seen} <= {"2"}
@@ -184,7 +185,7 @@ class EngineContract:
 
     def test_what_needs_a_launch_is_not_switched_and_the_server_goes_on(self, bench: Bench) -> None:
         bench.launch(3)
-        for other in (bench.configuration(3, "ll"), bench.configuration(0)):
+        for other in (bench.configuration(0), replace(bench.configuration(3), eagle_topk=2)):
             assert bench.engine.switch(other) is None
         record = bench.engine.run_block(bench.blocks[-1])
         assert set(record.cycles["num_steps"].to_pylist()) == {3}

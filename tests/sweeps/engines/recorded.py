@@ -31,7 +31,7 @@ def record_sweep(
             configuration=configuration,
             requested=space.suggestion(configuration),
             launch_key=space.launch_key(configuration),
-            step_candidates=space.step_candidates(configuration),
+            states=space.states(configuration),
         )
         measurement = Measurement(held, trial, context)
         while not isinstance(measurement.advance(), Outcome):

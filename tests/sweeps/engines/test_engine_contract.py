@@ -20,6 +20,7 @@ from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Space
 from tests.sweeps.engines.contract import SPEC, Bench, EngineContract, opened
 from tests.sweeps.engines.recorded import record_sweep
+from tests.sweeps.states import at_steps
 
 ROOT = Path(__file__).parents[3]
 STUB = ROOT / "tests" / "stub_server.py"
@@ -50,7 +51,7 @@ class TestReplay(EngineContract):
 
     def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(self, bench: Bench) -> None:
         """Replay has no anchors: those of a recording belong to its own servers' drift."""
-        bench.engine.launch(bench.configuration(3), step_candidates=(0, 1, 3))
+        bench.engine.launch(bench.configuration(3), states=at_steps(bench.configuration(3), 0, 1, 3))
         assert bench.engine.run_anchor(bench.blocks[-1]) is None
         assert set(bench.engine.run_block(bench.blocks[-1]).cycles["num_steps"].to_pylist()) == {3}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.results.tables import DRAFTING_COLUMNS
+from sweeps.spec.binding import binds_at_start
 from sweeps.spec.document import SpecError
-from sweeps.spec.model import EngineSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, SearchSpec, StatesSpec, SweepSpec
 from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import TREE_DRAFT_TOKENS, InvalidConfigurationError, Space, candidate_pool
 
@@ -92,35 +94,32 @@ def test_configurations_keep_the_rules_of_drafting(space: Space) -> None:
 
 @settings(max_examples=150)
 @given(spaces())
-def test_anchors_add_step_count_0_to_every_chain_that_is_switched_in_place(space: Space) -> None:
+def test_anchors_add_the_target_alone_to_every_chain_that_is_switched_in_place(space: Space) -> None:
     control = replace(space.spec.control, in_server=True)
     switching = replace(space.spec, engine=replace(space.spec.engine, switch_in_place=True))
     space, anchored = Space(switching), Space(replace(switching, control=control))
     for one in space.configurations():
-        kept = space.step_candidates(one)
-        wanted = tuple(sorted({0, one.num_steps, *kept})) if one.is_chain else kept
-        assert anchored.step_candidates(one) == wanted
+        kept = space.states(one)
+        wanted = {*(kept or (one,)), one.target_alone()} if one.is_chain else set(kept)
+        assert set(anchored.states(one)) == wanted
         assert anchored.launch_key(one) == space.launch_key(one)
-    relaunching = replace(space.spec, control=control, engine=replace(space.spec.engine, switch_in_place=False))
-    assert all(Space(relaunching).step_candidates(one) == () for one in space.configurations())
 
 
 @given(spaces())
-def test_step_candidates_are_what_one_server_can_switch_between(space: Space) -> None:
+def test_states_are_what_one_server_can_switch_between(space: Space) -> None:
+    held = space.held
     for one in space.configurations():
-        steps = space.step_candidates(one)
-        if not (space.spec.engine.switch_in_place and one.speculates and one.eagle_topk == 1):
-            assert steps == ()
-        elif steps:
-            assert list(steps) == sorted(set(steps))
-            assert one.num_steps in steps
-            assert 0 not in steps
+        states = space.states(one)
+        assert not states or one in states
         for other in space.configurations():
             shared = space.launch_key(one) == space.launch_key(other)
-            same_but_steps = (
-                dataclasses.replace(other, num_steps=one.num_steps, num_draft_tokens=one.num_draft_tokens) == one
-            )
-            assert not shared or same_but_steps
+            assert shared == (other in states or other == one)
+            if not shared:
+                continue
+            assert (one.speculates, one.eagle_topk, one.drafter) == (other.speculates, other.eagle_topk, other.drafter)
+            assert held.nccl or one.nccl_env == other.nccl_env
+            switches = held.steps if one.is_chain else held.trees
+            assert switches or (one.num_steps, one.num_draft_tokens) == (other.num_steps, other.num_draft_tokens)
 
 
 def test_no_speculation_collapses_drafting() -> None:
@@ -178,16 +177,48 @@ def test_control_is_outside_the_space_where_the_spec_does_not_ask_for_it() -> No
     space = space_of(num_steps=(2, 3), nccl=("six",), args={"attention-backend": ("triton", "fa3")})
     assert space.control not in space.configurations()
     assert space.control.label == "no speculation, nccl default, attention-backend triton"
-    assert space.step_candidates(space.control) == ()
+    assert space.states(space.control) == ()
 
 
 def test_launch_key_holds_what_binds_at_start() -> None:
     space = space_of(num_steps=(0, 1, 2), eagle_topk=(1, 2), nccl=("default", "six"))
-    by_label = {one.label: space.launch_key(one) for one in space.configurations()}
-    chain = {key for label, key in by_label.items() if "top-k 1" in label and "nccl default" in label}
-    assert len(chain) == 1
-    assert len(set(by_label.values())) == 2 * (1 + 1 + 2)
-    assert space.step_candidates(space.resolve({"num_steps": 2, "eagle_topk": 1, "nccl": "six"})) == (1, 2)
+    assert len({space.launch_key(one) for one in space.configurations()}) == 3, "none, top-k 1, top-k 2"
+    chain = space.resolve({"num_steps": 2, "eagle_topk": 1, "nccl": "six"})
+    assert {(one.num_steps, one.nccl_set) for one in space.states(chain)} == set(product((1, 2), ("default", "six")))
+
+
+@pytest.mark.parametrize(
+    ("states", "keys"),
+    [
+        (StatesSpec(), 3),
+        (StatesSpec(trees=False), 4),
+        (StatesSpec(nccl=False), 6),
+        (StatesSpec(nccl=False, trees=False), 2 * (1 + 1 + 2)),
+    ],
+)
+def test_each_kind_of_state_is_switched_off_by_itself(states: StatesSpec, keys: int) -> None:
+    space = space_of(num_steps=(0, 1, 2), eagle_topk=(1, 2), nccl=("default", "six"))
+    space = Space(replace(space.spec, engine=replace(space.spec.engine, states=states)))
+    assert len({space.launch_key(one) for one in space.configurations()}) == keys
+
+
+def test_the_all_reduce_back_end_is_a_state_where_it_is_searched() -> None:
+    space = space_of(num_steps=(1,), args={"disable-custom-all-reduce": (False, True), "attention-backend": ("a", "b")})
+    assert len({space.launch_key(one) for one in space.configurations()}) == 2
+    one = space.configurations()[0]
+    assert {each.custom_all_reduce_off for each in space.states(one)} == {False, True}
+
+
+def test_a_server_without_graphs_holds_no_nccl_sets() -> None:
+    space = space_of(num_steps=(1,), nccl=("default", "six"))
+    engine = replace(space.spec.engine, args={"disable_cuda_graph": True})
+    assert len({Space(replace(space.spec, engine=engine)).launch_key(one) for one in space.configurations()}) == 2
+
+
+def test_variables_that_act_outside_communicators_need_a_launch() -> None:
+    assert binds_at_start({"NCCL_PROTO": "LL", "NCCL_TUNER_PLUGIN": "x"})
+    assert binds_at_start({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert not binds_at_start({"NCCL_PROTO": "LL", "NCCL_PROTOO": "LL"})
 
 
 def test_configuration_id_does_not_depend_on_names() -> None:

@@ -21,6 +21,7 @@ from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 from tests.certain import certain
 from tests.sweeps.engines.recorded import record_sweep
+from tests.sweeps.states import at_steps
 
 SPEC = """
 sweep: recorded
@@ -152,14 +153,14 @@ def test_boots_take_their_recorded_seconds(spec: SweepSpec, folder: ResultsFolde
 
 def test_steps_switch_in_place_as_recorded(spec: SweepSpec, engine: ReplayEngine) -> None:
     one, two = pick(spec, 1), pick(spec, 2)
-    engine.launch(one, step_candidates=(1, 2, 5))
+    engine.launch(one, states=at_steps(one, 1, 2, 5))
     before_s = engine.now_s()
     assert engine.switch(two) is not None
     assert engine.now_s() - before_s == pytest.approx(engine.recording.switch_s)
     assert engine.switch(pick(spec, 5)) is None
     assert engine.switch(pick(spec, 0)) is None
     relaunching = ReplayEngine(replace(engine.spec, engine=replace(engine.spec.engine, switch_in_place=False)))
-    relaunching.launch(one, step_candidates=(1, 2))
+    relaunching.launch(one, states=at_steps(one, 1, 2))
     assert relaunching.switch(two) is None
 
 

@@ -27,6 +27,7 @@ from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
+from tests.sweeps.states import at_steps
 from tests.sweeps.stub_engine import plan
 
 STUB = Path(__file__).parents[3] / "stub_server.py"
@@ -102,8 +103,8 @@ def faulty(tmp_path: Path) -> Iterator[Faulty]:
 def test_a_server_that_has_no_state_for_anchors_is_started_without_and_not_asked_again(faulty: Faulty) -> None:
     engine = faulty.engine("no_zero_state", switch_in_place=True)
     for _ in range(2):
-        report = engine.launch(faulty.configuration, step_candidates=(0, 1, 2))
-        assert report.effective["step_candidates"] == "1,2"
+        report = engine.launch(faulty.configuration, states=at_steps(faulty.configuration, 0, 1, 2))
+        assert report.effective["states"] == "2x3-custom-ll,1x2-custom-ll"
         assert engine.run_anchor(faulty.block) is None
     assert len(list((faulty.folder / "logs").glob("*.log"))) == 3
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sweeps.engines.command import (
     PROJECT,
     launch_command,
@@ -16,7 +14,8 @@ from sweeps.engines.command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.engines.sglang.launch_plan import PROBE_FOLDER, adaptive_settings, can_switch, plan_launch
+from sweeps.engines.sglang.launch_plan import PROBE_FOLDER, plan_launch
+from sweeps.engines.sglang.state_plan import plan_states
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
@@ -85,43 +84,10 @@ def test_no_speculation_has_no_speculative_argument() -> None:
     assert not [word for word in launch_command(spec(), configuration(0)) if "speculative" in word]
 
 
-def test_switchable_server_starts_with_the_largest_step_count() -> None:
-    command = launch_command(
-        spec(), configuration(1), step_candidates=(1, 3), adaptive_config=Path("/tmp/adaptive.json")
-    )
-
-    assert option(command, "--speculative-num-steps") == "3"
-    assert option(command, "--speculative-num-draft-tokens") == "4"
-    assert option(command, "--speculative-adaptive-config") == "/tmp/adaptive.json"
-    assert adaptive_settings((3, 1))["1"]["candidate_steps"] == [1, 3]
-
-
-def test_candidates_without_adaptive_file_change_nothing() -> None:
-    assert launch_command(spec(), configuration(1), step_candidates=(1, 3)) == launch_command(spec(), configuration(1))
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "eagle_topk", "candidates", "expected"),
-    [
-        ("EAGLE3", 1, (1, 3), True),
-        ("EAGLE", 1, (1, 3), True),
-        ("EAGLE3", 1, (3,), False),
-        ("EAGLE3", 2, (1, 3), False),
-        ("STANDALONE", 1, (1, 3), False),
-    ],
-)
-def test_where_steps_can_be_switched(
-    algorithm: str, eagle_topk: int, candidates: tuple[int, ...], *, expected: bool
-) -> None:
-    assert can_switch(spec(algorithm), configuration(3, eagle_topk=eagle_topk), candidates) is expected
-
-
 def test_swept_names_are_taken_out_of_the_inherited_environment() -> None:
     inherited = {"PATH": "/bin", "NCCL_ALGO": "Tree", "NCCL_DEBUG": "WARN", "PYTHONPATH": "/ray", "HOME": "/home/u"}
 
-    child = plan_launch(
-        spec(), configuration(1, nccl="ll"), folder=Path("/tmp/p"), inherited=inherited, step_candidates=(1, 3)
-    )
+    child = plan_launch(spec(), configuration(1, nccl="ll"), folder=Path("/tmp/p"), inherited=inherited)
 
     assert child.removed == ("NCCL_ALGO", "PYTHONPATH")
     assert child.environment["NCCL_PROTO"] == "LL"
@@ -129,7 +95,6 @@ def test_swept_names_are_taken_out_of_the_inherited_environment() -> None:
     assert child.environment["NCCL_DEBUG"] == "WARN", "nobody sweeps it: it stays, and shows as extra"
     assert child.environment["PYTHONPATH"] == f"{PROBE_FOLDER}:/opt/extra"
     assert child.environment["SPECSWEEP_PROBE_DIR"] == "/tmp/p"
-    assert child.environment["SPECSWEEP_PROBE_NUM_STEPS"] == "1"
     assert {"NCCL_PROTO", "SGLANG_X", "HF_HUB_OFFLINE"} <= set(child.environment["SPECSWEEP_PROBE_ENV"].split(","))
 
 
@@ -149,18 +114,22 @@ def test_launch_environment_is_what_serves_without_the_probe() -> None:
 
 
 def test_a_plan_agrees_with_itself() -> None:
-    switchable = plan_launch(
-        spec(), configuration(1), folder=Path("/tmp/p"), inherited={}, step_candidates=(1, 3), port=1234
-    )
     fixed = plan_launch(spec(), configuration(1), folder=Path("/tmp/p"), inherited={}, port=1234)
 
-    assert option(switchable.command, "--speculative-adaptive-config") == str(switchable.adaptive_config)
-    assert fixed.adaptive_config is None
-    assert "--speculative-adaptive" not in fixed.command
-    assert "SPECSWEEP_PROBE_NUM_STEPS" not in fixed.environment
     assert fixed.command == (*launch_command(spec(), configuration(1), port=1234), "--skip-server-warmup")
     assert fixed.requested == launch_environment(spec(), configuration(1))
     assert fixed.num_ranks == fixed.arguments["tp-size"] == 8
+
+
+def test_a_server_that_holds_states_starts_with_the_largest_and_without_their_nccl_sets() -> None:
+    one = configuration(1, nccl="ll")
+    states = plan_states(spec().engine, one, (one, configuration(3)))
+
+    plan = plan_launch(spec(), one, folder=Path("/tmp/p"), inherited={}, states=states)
+
+    assert option(plan.command, "--speculative-num-steps") == "3"
+    assert option(plan.command, "--speculative-num-draft-tokens") == "4"
+    assert "NCCL_PROTO" not in plan.environment
 
 
 def test_a_server_of_several_ranks_writes_nccl_logs_unless_told_otherwise() -> None:

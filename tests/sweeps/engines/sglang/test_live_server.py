@@ -16,6 +16,7 @@ import pytest
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.live_server import LiveServer
+from sweeps.engines.sglang.state_plan import State
 from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
 from sweeps.spec.space import Space
 
@@ -32,7 +33,7 @@ SPEC = SweepSpec(
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[LiveServer]:
     engine = SGLangEngine(SPEC, logs=tmp_path / "logs", node_folder=tmp_path / "node")
-    engine.launch(Space(SPEC).configurations()[0], step_candidates=(1, 2))
+    engine.launch(Space(SPEC).configurations()[0], states=Space(SPEC).configurations())
     assert engine._live is not None
     yield engine._live
     engine.close()
@@ -48,9 +49,10 @@ def test_an_endpoint_that_the_server_refuses_is_named(live: LiveServer, monkeypa
     assert refused.value.kind == "engine_unavailable"
 
 
-def test_a_step_count_without_a_state_is_refused_by_the_probe(live: LiveServer) -> None:
-    with pytest.raises(EngineError, match="7"):
-        live.pin(7)
+def test_a_state_that_the_server_does_not_hold_is_refused_by_the_probe(live: LiveServer) -> None:
+    seven = State(name="7x8-custom-default", num_steps=7, num_draft_tokens=8, communicator=None, custom=True)
+    with pytest.raises(EngineError, match="no state '7x8-custom-default'; there are 1x2-custom-default, 2x3"):
+        live.pin(seven)
 
 
 @pytest.mark.parametrize("call", ["flush", "forget"])
