@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +39,8 @@ class Command:
     """What the spec and the configuration set."""
     num_states: int = 1
     """Configurations that this server holds, and switches between."""
+    nccl_sets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Variables of the NCCL sets that have a communicator of their own in this server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +125,17 @@ def print_plan(
     )
 
 
+def _sets(command: Command) -> str:
+    """`: nccl ring NCCL_ALGO=Ring, nccl none`: the communicators beside the launched one."""
+    sets = [
+        " ".join((f"nccl {name}", *(f"{variable}={value}" for variable, value in variables.items())))
+        for name, variables in command.nccl_sets.items()
+    ]
+    return f": {', '.join(sets)}" if sets else ""
+
+
 def _command_line(launch_key: str, command: Command) -> str:
-    held = f" ({command.num_states} states in one server)" if command.num_states > 1 else ""
+    held = f" ({command.num_states} states in one server{_sets(command)})" if command.num_states > 1 else ""
     variables = (f"{name}={shlex.quote(value)}" for name, value in command.environment.items())
     return f"{launch_key}{held}: {' '.join((*variables, shlex.join(command.words)))}"
 

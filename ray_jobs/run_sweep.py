@@ -148,8 +148,14 @@ def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Com
 
     states = plan_states(spec.engine, configuration, space.states(configuration))
     plan = plan_launch(spec, configuration, folder=Path("SCRATCH"), inherited={}, states=states)
-    num_states = 1 if states is None else len(states.states)
-    return Command(words=plan.command, environment=plan.requested, num_states=num_states)
+    if states is None:
+        return Command(words=plan.command, environment=plan.requested)
+    return Command(
+        words=plan.command,
+        environment=plan.requested,
+        num_states=len(states.states),
+        nccl_sets=states.communicators,
+    )
 
 
 def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:

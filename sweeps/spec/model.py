@@ -198,9 +198,10 @@ class ControlSpec:
     __pydantic_config__ = _STRICT
 
     every: Count = 8
-    """A control trial after so many candidates (0 = only the first and the last)."""
+    """A control trial after so many candidates (0 = only the first and the last). If NCCL sets are states of a live
+    server (`engine.states`), the control is measured once, first."""
     incumbent: bool = True
-    """Re-measure the incumbent beside each later control."""
+    """Re-measure the incumbent beside each later control; with states, once at the end in a server of its own."""
     in_server: bool = False
     """One block at step count 0 around each chain (top-k 1) inside its live server: an anchor against drift."""
 

@@ -172,17 +172,16 @@ class TestDryRun:
         assert "pool 4 < 7" in said
         assert "assumed" in said
 
-    def test_one_server_of_several_step_counts_is_one_command(
-        self, spec: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_one_server_of_several_states_is_one_command(self, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
         real = SMALL.replace("{kind: simulated, machine: rtx-pro-6000-pcie-x8}", "{kind: sglang, model_path: m}")
         spec.write_text(real)
         assert main([str(spec), "--dry-run"]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if "sglang.launch_server" in line]
         chains = [line for line in lines if "--speculative-eagle-topk 1" in line]
-        assert len(chains) == 2  # one of each NCCL set
-        assert all("(steps 1, 2, 3, 5 in one server)" in line for line in chains)
-        assert all("--speculative-num-steps 5" in line and "--speculative-adaptive" in line for line in chains)
+        assert len(chains) == 1
+        assert "(8 states in one server: nccl ring NCCL_ALGO=Ring)" in chains[0], "four step counts, two NCCL sets"
+        assert "--speculative-num-steps 5" in chains[0]
+        assert "NCCL_ALGO" not in chains[0].split("): ")[1], "no set stands in the environment of the process"
 
     def test_only_the_first_launch_is_cold(self, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([str(spec), "--dry-run"]) == 0
@@ -190,6 +189,7 @@ class TestDryRun:
         warm_s = profile.launch_s + profile.weight_load_s + profile.capture_s
         cold_s = warm_s + profile.cold_weight_load_s + profile.cold_capture_s
         drafting_s = warm_s + profile.drafter_load_s + profile.drafter_capture_s
+        drafting_s += profile.communicator_s + 4 * profile.state_s
         said = capsys.readouterr().out
         assert f"{cold_s:.0f} s for the first launch, {drafting_s:.0f} s for each later one" in said
 

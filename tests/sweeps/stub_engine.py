@@ -23,7 +23,7 @@ from sweeps.spec.workload import Block, plan_blocks
 
 SPEC = """
 sweep: stub
-engine: {kind: simulated, machine: stub}
+engine: {kind: simulated, machine: stub, states: {nccl: false, all_reduce: false, trees: false}}
 search:
   num_steps: [0, 1, 2, 3]
   eagle_topk: [1, 2]

@@ -14,7 +14,7 @@ from sweeps.spec.space import Configuration, Space
 
 SPEC = """
 sweep: model
-engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8}
+engine: {kind: simulated, machine: rtx-pro-6000-pcie-x8, states: {nccl: false, all_reduce: false, trees: false}}
 drafters: {mine: founding}
 nccl_sets: {a: {NCCL_ALGO: Ring}, b: {NCCL_ALGO: "allreduce:tree"}, c: {NCCL_PROTO: LL}, d: {NCCL_PROTO: Simple}}
 search:

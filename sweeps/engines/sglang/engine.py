@@ -23,8 +23,8 @@ from sweeps.engines.sglang.kernel_trace import read_kernel_times
 from sweeps.engines.sglang.launch_plan import LaunchPlan, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.load_client import Load
-from sweeps.engines.sglang.server_log import StateFailure, state_failure
-from sweeps.engines.sglang.state_plan import StatePlan, plan_states, state_name
+from sweeps.engines.sglang.state_history import StateHistory
+from sweeps.engines.sglang.state_plan import StatePlan
 from sweeps.engines.sglang.trace_spans import read_when_whole
 from sweeps.spec.binding import held_by
 from sweeps.spec.model import SweepSpec
@@ -71,10 +71,7 @@ class SGLangEngine:
         self._stop_request = stop_request
         self._live: LiveServer | None = None
         self._held = held_by(spec.engine)
-        self._states_refused = False
-        """A server of this version has no states: each configuration is launched."""
-        self._failed_sets: dict[str, StateFailure] = {}
-        """NCCL sets whose communicator did not come up on this node."""
+        self._history = StateHistory(spec.engine)
         self._anchors_refused = False
         self._launches = 0
         self._gpus: TrialGpus | None = None
@@ -99,13 +96,9 @@ class SGLangEngine:
 
     def _launch(self, configuration: Configuration, states: tuple[Configuration, ...]) -> LaunchReport:
         self.close()
-        self._refuse_failed(configuration, server_lives=False)
+        self._history.refuse_failed(configuration, server_lives=False)
         self._reap()
-        plan = (
-            None
-            if self._states_refused
-            else plan_states(self._spec.engine, configuration, states, refused=frozenset(self._failed_sets))
-        )
+        plan = self._history.plan(configuration, states)
         started_s = self.now_s()
         self._gpus = TrialGpus(self._spec.resources.gpus, self._node_folder / "gpus")
         self._prove_free()  # at once, but where an earlier server has not let go
@@ -115,63 +108,16 @@ class SGLangEngine:
             live.generate(_FIRST_BLOCK, "first_request", timeout_s=self._spec.engine.deadlines_s.first_request)
             ready_s = self.now_s()
             live.greet()
+            if self._history.learn(live, configuration, states):
+                return self._report(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
         except EngineError as error:
             self._abandon(error)
-            if plan is None or not self._note_failure(live, plan):
+            if self._is_stopping() or not self._history.learn_from_log(live):
                 raise
         except BaseException:
             self._abandon(None)
             raise
-        else:
-            if plan is None or live.holds(configuration) is not None:
-                return self._reported(live, boot_s=boot_seconds(live.boot.log(), ready_s - started_s))
-            self._note_missing(live, configuration)
         return self._launch(configuration, states)
-
-    def _reported(self, live: LiveServer, *, boot_s: Mapping[str, float]) -> LaunchReport:
-        try:
-            return self._report(live, boot_s=boot_s)
-        except EngineError as error:
-            self._abandon(error)
-            raise
-
-    def _note_failure(self, live: LiveServer, plan: StatePlan) -> bool:
-        """Remember the NCCL set whose communicator did not come up. False if the log names none."""
-        failure = state_failure(live.boot.log())
-        if failure is None or failure.nccl_set not in plan.communicators or self._is_stopping():
-            return False
-        self._failed_sets[failure.nccl_set] = failure
-        return True
-
-    def _note_missing(self, live: LiveServer, configuration: Configuration) -> None:
-        """The server lacks the state that it was launched for. Raises EngineError if a relaunch cannot mend it."""
-        self._note_communicator(live, configuration)
-        if configuration.nccl_set in self._failed_sets:
-            return
-        if not live.handshakes[0].states:
-            self._states_refused = True
-            return
-        error = EngineError(
-            f"state {state_name(configuration)}: {live.state_error(configuration)}", stage="capture", kind="gpu_oom"
-        )
-        self._abandon(error)
-        raise error
-
-    def _note_communicator(self, live: LiveServer, configuration: Configuration) -> None:
-        """Remember the configuration's NCCL set if its communicator did not come up in this living server."""
-        if (error := live.communicator_error(configuration.nccl_set)) is not None:
-            self._failed_sets[configuration.nccl_set] = StateFailure(nccl_set=configuration.nccl_set, error=error)
-
-    def _refuse_failed(self, configuration: Configuration, *, server_lives: bool) -> None:
-        """Raise EngineError if the communicator of the configuration's NCCL set did not come up on this node."""
-        failure = self._failed_sets.get(configuration.nccl_set)
-        if failure is not None and self._held.nccl:
-            raise EngineError(
-                f"NCCL set {configuration.nccl_set}: {failure.error}",
-                stage="nccl_init",
-                kind=failure.kind,
-                server_lives=server_lives,
-            )
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
         live = self._live
@@ -179,8 +125,8 @@ class SGLangEngine:
             return None
         if configuration.launch_key(self._held) != live.configuration.launch_key(self._held):
             return None
-        self._note_communicator(live, configuration)
-        self._refuse_failed(configuration, server_lives=True)
+        self._history.learn_communicator(live, configuration)
+        self._history.refuse_failed(configuration, server_lives=True)
         state = live.holds(configuration)
         if state is None:
             return None

@@ -155,6 +155,22 @@ class EngineContract:
         assert set(record.cycles["num_steps"].to_pylist()) == {1}
         assert [request.output_hash for request in record.requests] == hashes
 
+    def test_an_nccl_set_is_a_state_of_the_live_server(self, bench: Bench) -> None:
+        bench.launch(3)
+        hashes = [request.output_hash for request in bench.engine.run_block(bench.blocks[-1]).requests]
+        report = bench.engine.switch(bench.configuration(3, "ll"))
+        assert report is not None
+        assert sum(report.boot_s.values()) == 0
+        assert report.environment["NCCL_PROTO"] == "LL"
+        asked = [row for row in report.evidence if row.setting == "env.NCCL_PROTO"]
+        assert {row.requested for row in asked} == {"LL"}
+        record = bench.engine.run_block(bench.blocks[-1])
+        assert [request.output_hash for request in record.requests] == hashes
+        report = bench.engine.switch(bench.configuration(1))
+        assert report is not None
+        assert "NCCL_PROTO" not in report.environment
+        assert not [row for row in report.evidence if row.setting == "env.NCCL_PROTO" and row.requested is not None]
+
     def test_an_anchor_runs_at_no_steps_inside_the_server_and_leaves_it_as_it_was(self, bench: Bench) -> None:
         bench.launch(3)
         assert bench.engine.run_anchor(bench.blocks[0]) is None, "0 was no candidate of the launch"

@@ -366,3 +366,48 @@ def test_an_incumbent_whose_repeat_was_interrupted_is_repeated_by_the_next_drive
     resumed.tell(asked, Outcome(status="completed"))
     assert resumed.ask() is None
     assert resumed.finished
+
+
+OFF, ON = "nccl: false, all_reduce: false, trees: false", "nccl: true, all_reduce: true, trees: true"
+
+
+def with_states() -> SweepSpec:
+    assert OFF in SPEC
+    return stub_spec(text=SPEC.replace(OFF, ON))
+
+
+def test_with_states_the_control_is_launched_once_and_the_winner_by_itself_at_the_end(tmp_path: Path) -> None:
+    study, trials = run(with_states(), tmp_path)
+    roles = [trial.role for trial in trials]
+    assert roles.count("control") == 1
+    assert (roles[0], roles[-1], roles.count("incumbent")) == ("control", "incumbent", 1)
+    winner = trials[-1]
+    assert winner.configuration == study.incumbent
+    assert winner.states == ()
+    assert winner.launch_key not in {trial.launch_key for trial in trials[:-1]}
+    assert len({trial.launch_key for trial in trials}) == 1 + 2 + 1, "no speculation, top-k 1 and 2, the winner"
+
+
+def test_with_states_trials_left_counts_down_to_none(tmp_path: Path) -> None:
+    study = study_of(with_states())
+    left = []
+    held, context = HeldEngine(StubEngine()), stub_context(with_states(), tmp_path)
+    while study.trials_left:
+        left.append(study.trials_left)
+        assert drive_one(study, held, context)
+    assert left == sorted(left, reverse=True)
+    assert study.ask() is None
+    assert study.finished
+
+
+def drive_one(study: SweepStudy, held: HeldEngine, context: Any) -> bool:
+    trial = study.ask()
+    if trial is None:
+        return False
+    measurement = Measurement(held, trial, context)
+    result = measurement.advance()
+    while not isinstance(result, Outcome):
+        study.report(trial, result, seconds=measurement.seconds)
+        result = measurement.advance()
+    study.tell(trial, result)
+    return True

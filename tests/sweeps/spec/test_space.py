@@ -100,7 +100,8 @@ def test_anchors_add_the_target_alone_to_every_chain_that_is_switched_in_place(s
     space, anchored = Space(switching), Space(replace(switching, control=control))
     for one in space.configurations():
         kept = space.states(one)
-        wanted = {*(kept or (one,)), one.target_alone()} if one.is_chain else set(kept)
+        members = kept or (one,)
+        wanted = {*members, *(each.target_alone() for each in members)} if one.is_chain else set(kept)
         assert set(anchored.states(one)) == wanted
         assert anchored.launch_key(one) == space.launch_key(one)
 
