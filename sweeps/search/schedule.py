@@ -54,7 +54,7 @@ class Schedule:
         """Trials to come at most: candidates, the controls after each `control.every` of them and at the end, and the
         incumbents beside these."""
         if self._space.held.nccl:
-            closing = self._spec.control.incumbent and not self._is_closed
+            closing = self._spec.control.incumbent and not self._is_closed and not self._ends_with_incumbent()
             return self.candidates_left + len(self._due) + closing
         since = 0 if "control" in self._due else self._since_control()
         beside = 2 if self._spec.control.incumbent else 1
@@ -112,14 +112,21 @@ class Schedule:
         A last control and the incumbent again; if NCCL sets are states, the incumbent in a server of its own. States
         are compared within their server, so the control is launched once.
         """
-        if self._is_closed or self._since_control() == 0:
+        if self._since_control() == 0:
             return False
-        if self._space.held.nccl:
-            self._is_closed = True
-            self._due.extend(("incumbent",) if self._spec.control.incumbent else ())
-        else:
+        if not self._space.held.nccl:
             self._schedule_control()
+            return True
+        if self._is_closed or self._ends_with_incumbent() or not self._spec.control.incumbent:
+            return False
+        self._is_closed = True
+        self._due.append("incumbent")
         return True
+
+    def _ends_with_incumbent(self) -> bool:
+        """Whether the incumbent was measured after the last candidate, maybe by an earlier driver."""
+        newest = next((seen for seen in reversed(list(self._observations)) if seen.kind != "interrupted"), None)
+        return newest is not None and newest.trial.role == "incumbent"
 
     def _since_control(self) -> int:
         count = 0
