@@ -96,6 +96,31 @@ def test_all_four_step_counts_rank_alike_switched_and_launched(capsys: pytest.Ca
         assert switched[steps] == pytest.approx(tok_s, rel=0.04)
 
 
+def test_chains_and_trees_were_states_of_one_server_for_each_top_k() -> None:
+    trials = read_table(ResultsFolder(RECORDINGS / "h200_kimi_large_states_v1"), "trials").to_pylist()
+    measured = [row for row in trials if row["status"] == "completed"]
+    launched = [row for row in measured if row["relaunched"]]
+    states = {dict(row["effective"]).get("state") for row in measured if not row["relaunched"]}
+
+    assert [row["role"] for row in sorted(launched, key=lambda row: row["started_s"])] == [
+        "control",
+        "candidate",
+        "candidate",
+        "incumbent",
+    ]
+    assert {"2x3-custom-default", "2x16-custom-default", "3x8-custom-default", "5x16-custom-default"} <= states
+    assert {row["eagle_topk"] for row in measured if not row["relaunched"]} == {1, 4}
+
+
+def test_a_winner_launched_by_itself_runs_as_its_state_did() -> None:
+    blocks = read_table(ResultsFolder(RECORDINGS / "h200_kimi_large_states_v1"), "blocks").to_pylist()
+    rates = {
+        trial: sorted(row["tok_s"] for row in blocks if row["trial_id"] == trial)[3] for trial in ("t0004", "i0000")
+    }
+
+    assert rates["i0000"] == pytest.approx(rates["t0004"], rel=0.005)
+
+
 def test_a_single_gpu_has_nothing_for_nccl_to_win(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
 
