@@ -100,11 +100,10 @@ class TimedEngine:
         self._note("trace", began_s)
         return result
 
-    def close(self) -> float:
+    def close(self) -> None:
         began_s = time.time()
-        seconds = self._engine.close()
+        self._engine.close()
         self._note("close", began_s)
-        return seconds
 
     def _note(self, call: str, began_s: float) -> None:
         self._calls.write(json.dumps([call, began_s, time.time()]) + "\n")

@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy import stats
 
+from benchmarks.bench_engine import BenchEngine
 from benchmarks.probe_against_profiler import CYCLES, PARTS, compare, first_rank
 from benchmarks.record import record
 from sweeps.engines.base import EngineError
-from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Configuration, Space
@@ -49,7 +49,7 @@ def main() -> None:
     arguments = _arguments()
     spec = read_spec(arguments.spec)
     with tempfile.TemporaryDirectory() as folder:
-        engine = SGLangEngine(spec, logs=Path(folder))
+        engine = BenchEngine(spec, logs=Path(folder))
         try:
             traces = arguments.traces or Path(folder) / "traces"
             figures: dict[str, object] = {}
@@ -65,7 +65,7 @@ def main() -> None:
     print(record(arguments.name, figures))
 
 
-def measure(engine: SGLangEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> Iterator[Mapping[str, object]]:
+def measure(engine: BenchEngine, spec: SweepSpec, *, num_fours: int, traces: Path) -> Iterator[Mapping[str, object]]:
     """Figures of the spec's first speculative configuration, as they come: what stands if a later part fails.
 
     The profiler's traces and the probe's cycles beside them stay in `traces`.
@@ -101,7 +101,7 @@ def _single_requests(spec: SweepSpec) -> list[Block]:
     return [replace(planned[-1], index=number, prompts=(each,), concurrency=1) for number, each in enumerate(prompts)]
 
 
-def _four(engine: SGLangEngine, block: Block, order: Sequence[bool]) -> tuple[float, float]:
+def _four(engine: BenchEngine, block: Block, order: Sequence[bool]) -> tuple[float, float]:
     """Logarithm of the decode rate with the probe on and off, each the mean of two requests."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     for is_on in order:
@@ -130,7 +130,7 @@ def _trimmed(values: np.ndarray, axis: int = 0) -> Any:
     return stats.trim_mean(values, 0.2, axis=axis)
 
 
-def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
+def _sums(engine: BenchEngine, blocks: list[Block]) -> dict[str, object]:
     """Cycles as recorded against two other clocks; phases and gap make up a cycle by construction.
 
     With overlap scheduling the host comes to run most of a cycle ahead of its GPU within the first cycles of a request,
@@ -157,7 +157,7 @@ def _sums(engine: SGLangEngine, blocks: list[Block]) -> dict[str, object]:
     }
 
 
-def _against_profiler(engine: SGLangEngine, block: Block, folder: Path) -> dict[str, object]:
+def _against_profiler(engine: BenchEngine, block: Block, folder: Path) -> dict[str, object]:
     folder.mkdir(parents=True, exist_ok=True)
     recorded = engine.profile(replace(block, output_tokens=TRACED_CYCLES + 16), folder, num_steps=TRACED_CYCLES)
     pq.write_table(recorded, folder / CYCLES)

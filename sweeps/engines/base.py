@@ -190,9 +190,9 @@ class Engine(Protocol):
         """Profile a few cycles of `block`; None where the engine has no profiler."""
         ...
 
-    def close(self) -> float:
-        """Stop the server and prove that nothing of it is left. Idempotent. Returns the seconds it took.
+    def close(self) -> None:
+        """Stop the server and prove that nothing of it is left. Idempotent.
 
-        Raises EngineError (`gpu_not_clean`) where something survives.
+        Raises EngineError (`gpu_not_clean`) if something survives.
         """
         ...

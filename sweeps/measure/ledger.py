@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sweeps.results.tables import ACTIVITIES
+from sweeps.results.tables import ACTIVITIES, Activity
 
 
 class Ledger:
@@ -18,7 +18,7 @@ class Ledger:
     def __init__(self, now_s: Callable[[], float], *, since_s: float) -> None:
         self._now_s = now_s
         self._mark_s = since_s
-        self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -30,10 +30,8 @@ class Ledger:
         """Up to where everything is charged."""
         return self._mark_s
 
-    def charge(self, activity: str) -> float:
+    def charge(self, activity: Activity) -> float:
         """Give everything since the last mark to one activity. Returns the seconds."""
-        if activity not in self._seconds:
-            raise ValueError(f"activity: wanted one of {', '.join(ACTIVITIES)}, got {activity!r}")
         now_s = self._now_s()
         spent = now_s - self._mark_s
         self._seconds[activity] += spent

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sweeps.engines.base import KernelTime
+from sweeps.engines.base import KernelTime, Kind, Stage
 from sweeps.spec.names import Acceptance
 from sweeps.spec.space import Configuration, Suggestion
 
 Role = Literal["candidate", "control", "incumbent"]
 
 Status = Literal["running", "completed", "pruned", "failed"]
+
+FailureKind = Kind | Literal["interrupted"]
+"""Why a trial failed; `interrupted` if nobody can blame the configuration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +44,8 @@ class Outcome:
     status: Literal["completed", "pruned", "failed", "invalid"]
     """`invalid`: refused without a launch, because the server's version cannot run it (`limits`)."""
     reason: str | None = None
-    stage: str | None = None
-    kind: str | None = None
+    stage: Stage | None = None
+    kind: FailureKind | None = None
     transient: bool = False
     relaunched: bool | None = None
     """False: switched in place; None: never got that far."""
@@ -73,7 +76,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def kind_for_search(kind: str | None) -> str | None:
+def kind_for_search(kind: FailureKind | None) -> FailureKind | None:
     """The kind that the search is told: a node whose GPUs stayed in use says nothing about a configuration."""
     return "interrupted" if kind == "gpu_not_clean" else kind
 

@@ -137,8 +137,7 @@ def last_end_s(folder: ResultsFolder, node: str) -> float:
 
 def interrupted(reason: str, num_blocks: int) -> Outcome:
     """The outcome of a trial that was ended by neither its blocks, its pruner nor its engine."""
-    stage = "measure" if num_blocks else "load"
-    return Outcome(status="failed", reason=reason, stage=stage, kind="interrupted")
+    return Outcome(status="failed", reason=reason, stage="measure" if num_blocks else "load", kind="interrupted")
 
 
 def settings(values: Mapping[str, Any]) -> dict[str, str]:

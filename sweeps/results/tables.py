@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +27,8 @@ _KEYS = [
     pa.field("attempt", pa.int32(), nullable=False),
 ]
 _SETTINGS = pa.map_(pa.string(), pa.string())
-ACTIVITIES = ("launch", "weight_load", "capture", "switch", "warmup", "measure", "trace", "stop", "idle", "failed")
+Activity = Literal["launch", "weight_load", "capture", "switch", "warmup", "measure", "trace", "stop", "idle", "failed"]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 """What held GPUs can be doing; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
 
 DRAFTING_COLUMNS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")

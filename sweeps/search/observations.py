@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Status, name_trial
+from sweeps.measure.records import Decision, FailureKind, Finding, Outcome, PlannedTrial, Status, name_trial
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration
 
@@ -35,8 +35,8 @@ class Observation:
     nccl_unread: bool = False
     """NCCL, by its own log, read no variable of the configuration's NCCL set."""
     reason: str | None = None
-    kind: str | None = None
-    """Of a failure: `engines.base.Kind`, or `interrupted` where nobody can blame the configuration."""
+    kind: FailureKind | None = None
+    """Of a failure."""
     refused: bool = False
     """Failed without a launch (outcome `invalid`): it cost nothing."""
 

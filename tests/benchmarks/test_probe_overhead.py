@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.bench_engine import BenchEngine
 from benchmarks.probe_against_profiler import SETTLING_CYCLES, compare, compare_phases
 from benchmarks.probe_overhead import measure
 from benchmarks.profiled_cycles import read_cycles
-from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.spec.reading import read_spec
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_on_the_real_server_probe_profiler_and_client_agree(tmp_path: Path) -> N
     spec = read_spec(ROOT / "benchmarks" / "specs" / "probe_cpu.yaml")
     if not (ROOT / str(spec.engine.python)).exists():
         pytest.skip(f"no {spec.engine.python}: `make engine` builds it")
-    engine = SGLangEngine(spec, logs=tmp_path / "logs", node_folder=tmp_path / "node")
+    engine = BenchEngine(spec, logs=tmp_path / "logs", node_folder=tmp_path / "node")
     try:
         parts = list(measure(engine, spec, num_fours=2, traces=tmp_path / "traces"))
     finally:

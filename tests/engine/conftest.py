@@ -13,8 +13,8 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.bench_engine import BenchEngine
 from sweeps.engines.base import BlockRecord, LaunchReport
-from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.load_client import Load
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
@@ -71,8 +71,8 @@ class Bench:
         content.update(sections)
         return parse_spec(yaml.safe_dump(content), source="tiny_cpu.yaml, changed")
 
-    def engine(self, spec: SweepSpec) -> SGLangEngine:
-        return SGLangEngine(spec, logs=self.folder / "logs", node_folder=self.folder / "node")
+    def engine(self, spec: SweepSpec) -> BenchEngine:
+        return BenchEngine(spec, logs=self.folder / "logs", node_folder=self.folder / "node")
 
     def blocks(self, spec: SweepSpec) -> tuple[Block, ...]:
         return tuple(block for block in plan_blocks(spec.workload, folder=self.folder) if not block.warmup)

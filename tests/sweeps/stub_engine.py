@@ -117,13 +117,11 @@ class StubEngine:
             KernelTime(phase="verify", kind="communication", kernel="all_reduce", us_per_cycle=900, calls_per_cycle=61),
         )
 
-    def close(self) -> float:
-        if self.live is None:
-            return 0.0
-        self.calls.append("close")
-        self.live = None
-        self.clock_s += 3.0
-        return 3.0
+    def close(self) -> None:
+        if self.live is not None:
+            self.calls.append("close")
+            self.live = None
+            self.clock_s += 3.0
 
     def _maybe_fail(self, where: str) -> None:
         if self.failures.get(where):

@@ -143,13 +143,11 @@ class ReplayEngine:
         """The recorded trace of the configuration, if it has one; takes no time."""
         return self.recording.kernels(self._recorded(self._served()))
 
-    def close(self) -> float:
+    def close(self) -> None:
         """See the contract."""
-        if self._configuration is None:
-            return 0.0
-        self._configuration = None
-        self._clock_s += self.recording.stop_s
-        return self.recording.stop_s
+        if self._configuration is not None:
+            self._configuration = None
+            self._clock_s += self.recording.stop_s
 
     def _served(self) -> Configuration:
         if self._configuration is None:

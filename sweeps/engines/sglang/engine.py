@@ -22,7 +22,6 @@ from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, 
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
 from sweeps.engines.sglang.launch_plan import LaunchPlan, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
-from sweeps.engines.sglang.load_client import Load
 from sweeps.engines.sglang.state_history import StateHistory
 from sweeps.engines.sglang.state_plan import StatePlan
 from sweeps.engines.sglang.trace_spans import read_when_whole
@@ -198,22 +197,13 @@ class SGLangEngine:
         }
         live.forget()
         live.post("/start_profile", settings)
-        self.generate(block)
+        live.generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
         return live.take("measure")
 
-    def record_cycles(self, *, on: bool) -> None:
-        """Turn the probe's marks on or off in the live server: what the probe itself costs is measured so."""
-        self._require_live().command({"do": "record", "on": on})
-
-    def generate(self, block: Block) -> Load:
-        """Run one block without asking the probe for anything; the answers keep their token ids."""
-        return self._require_live().generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
-
-    def close(self) -> float:
+    def close(self) -> None:
         live, self._live = self._live, None
         if live is None:
-            return 0.0
-        started_s = self.now_s()
+            return
         keep_nccl_logs(
             live.plan.folder, live.log_path.with_suffix(".nccl")
         )  # the guard takes the folder with the server
@@ -227,7 +217,6 @@ class SGLangEngine:
         prove_closed(live.plan.port)
         self._prove_free()
         self._release_gpus()
-        return self.now_s() - started_s
 
     def _prove_free(self) -> None:
         """Wait until the trial's GPUs are free. Raises EngineError (`gpu_not_clean`)."""

@@ -28,9 +28,6 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
-_BOOT_STAGES: tuple[Stage, ...] = ("nccl_init", "load", "draft_init", "capture", "first_request")
-"""In the order of a launch."""
-
 
 @dataclass(slots=True)
 class _Server:
@@ -187,13 +184,11 @@ class SimulatedEngine:
         mean = self.expected(server.configuration, batch_size=min(block.concurrency, len(block.prompts)))
         return kernels_of(self.profile, server.configuration, mean)
 
-    def close(self) -> float:
+    def close(self) -> None:
         """See the contract."""
-        if self._server is None:
-            return 0.0
-        self._server = None
-        self._clock_s += self.profile.boot.stop_s
-        return self.profile.boot.stop_s
+        if self._server is not None:
+            self._server = None
+            self._clock_s += self.profile.boot.stop_s
 
     def _served(self) -> _Server:
         if self._server is None:

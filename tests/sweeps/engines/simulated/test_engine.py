@@ -180,9 +180,9 @@ def test_time_is_virtual_and_the_first_boot_is_cold() -> None:
     before_s = engine.now_s()
     record = engine.run_block(blocks_of(spec)[0])
     assert engine.now_s() - before_s == pytest.approx(record.wall_s)
-    stopped_s = engine.close()
-    assert engine.close() == 0.0
-    assert engine.now_s() == pytest.approx(before_s + record.wall_s + stopped_s)
+    for _ in range(2):  # the second time there is nothing to stop
+        engine.close()
+        assert engine.now_s() == pytest.approx(before_s + record.wall_s + engine.profile.boot.stop_s)
     second = engine.launch(pick(spec, 0))
     assert second.boot_s["weight_load"] < first.boot_s["weight_load"]
     speculative = engine.launch(pick(spec, 2))
