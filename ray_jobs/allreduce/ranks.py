@@ -149,6 +149,7 @@ def _write_members(members: Sequence[Member], path: Path) -> None:
 
 def _command(plan: RankPlan, folder: Path, *, rank: int, scratch: Path, first_round: int) -> list[str]:
     options = {
+        "owner": f"{os.getpid()}@{Path('/proc/self/ns/pid').readlink()}",
         "rank": rank,
         "world-size": plan.world_size,
         "backend": plan.backend,

@@ -27,6 +27,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -34,8 +35,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 PR_SET_PDEATHSIG = 1
-if __name__ == "__main__":  # before torch, whose import takes seconds: a rank must not outlive its owner
+
+
+def end_with_owner(owner: str) -> None:
+    """Have the kernel end this process when its parent ends, or end it now if the owner ended before.
+
+    Args:
+        owner: process id and PID namespace of who starts the ranks, as `123@pid:[4026531836]`. A launcher may stand
+            between, and a container has another namespace, in which the owner cannot be seen.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    pid, _, namespace = owner.partition("@")
+    if namespace == str(Path("/proc/self/ns/pid").readlink()) and not Path("/proc", pid).exists():
+        sys.exit("the process that started this rank has ended")
+
+
+if __name__ == "__main__":  # before torch, whose import takes seconds: a rank must not outlive its owner
+    end_with_owner(sys.argv[sys.argv.index("--owner") + 1])
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -130,6 +146,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--owner", required=True, help="process id and PID namespace of who starts the ranks")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo"), required=True)

@@ -52,6 +52,8 @@ class Rank:
 def main() -> None:
     ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # as the worker: a rank does not outlive its owner
     rank = Rank()
+    if not Path("/proc", rank.options["--owner"].partition("@")[0]).exists():
+        sys.exit("the process that started this rank has ended")
     rank.write(pid=os.getpid())
     if os.environ.get("STANDIN") == "no_start":
         time.sleep(600)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -231,9 +232,16 @@ def test_a_killed_table_leaves_no_copy_of_nccl_on_the_node(tmp_path: Path, scrat
             time.sleep(0.02)
         assert list(scratch.glob("*/libnccl-0.so"))
         process.send_signal(sent)
-    while list(scratch.iterdir()) and time.monotonic() < ends_s:
+    while (list(scratch.iterdir()) or ranks_in(tmp_path)) and time.monotonic() < ends_s:
         time.sleep(0.02)
     assert list(scratch.iterdir()) == []
+    assert ranks_in(tmp_path) == []
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Processes of the stand-in worker that still run with their files in this folder."""
+    commands = [(each.pid, " ".join(each.info["cmdline"] or ())) for each in psutil.process_iter(["cmdline"])]
+    return [pid for pid, command in commands if str(STANDIN) in command and str(folder / "ranks") in command]
 
 
 def test_a_missing_interpreter_starts_nothing(plan: RankPlan, tmp_path: Path) -> None:
