@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from scipy.stats import fisher_exact
 
 from benchmarks.landscapes import LANDSCAPES, Landscape, Replay
 from benchmarks.policies import POLICIES, Run, run_policy
@@ -26,8 +27,8 @@ COMMON = (
     "h200-replay-nccl",
 )
 """Every rule is tried here: the founding case, the H200 machines and what was recorded."""
-REFUSED = "pcie-nvls-refused"
-"""One NCCL set that the machine cannot start."""
+REFUSED = "pcie-refused"
+"""Two NCCL sets that the machine cannot start."""
 MEANT_FOR: Mapping[str, tuple[str, ...]] = {
     "first_chain": ("pcie-eagle3", "turin"),
     "prefer_default_nccl": ("pcie-eagle3", "turin"),
@@ -47,6 +48,16 @@ MEANT_FOR: Mapping[str, tuple[str, ...]] = {
 }
 """Landscapes that a rule was made for."""
 _CONFIDENCE, _RESAMPLES = 0.99, 4000
+"""Of the intervals, over seeds."""
+_LEAST_RATIO = 1.001
+"""Of medians: less is no difference, whatever the interval."""
+_LEVEL = 0.05
+"""Of the test of each error."""
+_ERRORS = {
+    "wrong_certificate": "a wrong certificate",
+    "best_pruned": "the best pruned",
+    "not_right": "not right at the end",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,11 @@ class Sweep:
     right_s: float
     """GPU seconds until right within 1 %; until the end if it never was."""
     ended_s: float
-    is_right: bool
-    """Within 1 % of the best at the end."""
     wrong_certificate: bool
     """Stopped as certain, and more than 1 % below the best."""
     best_pruned: bool
+    not_right: bool
+    """More than 1 % below the best at the end."""
 
 
 def landscape_of(name: str) -> Landscape | Replay:
@@ -69,8 +80,11 @@ def landscape_of(name: str) -> Landscape | Replay:
         return LANDSCAPES[name]
     pcie = LANDSCAPES["pcie-eagle3"]
     assert isinstance(pcie, Landscape)
-    search = pcie.search.replace("threads,", "threads, nvls,")
-    return replace(pcie, name=REFUSED, sets=pcie.sets + "  nvls: {NCCL_NVLS_ENABLE: 1}\n", search=search)
+    sets = """  nvls: {NCCL_ALGO: "allreduce:nvls"}
+  collnet: {NCCL_ALGO: "allreduce:collnetdirect"}
+"""
+    search = pcie.search.replace("threads,", "threads, nvls, collnet,")
+    return replace(pcie, name=REFUSED, sets=pcie.sets + sets, search=search)
 
 
 def landscapes_of(rule: str) -> tuple[str, ...]:
@@ -101,19 +115,45 @@ def measure(rules: Sequence[str], seeds: int, *, workers: int = 1) -> dict[str, 
     sweeps = list(_spread(jobs, workers))
     found = {arm: sweeps[place * seeds : (place + 1) * seeds] for place, arm in enumerate(ordered)}
     return {
-        rule: [
-            _row(name, found[name, _policy(rule), None], found[name, _policy(rule), rule])
-            for name in landscapes_of(rule)
-        ]
+        rule: judged(
+            [
+                _row(name, found[name, _policy(rule), None], found[name, _policy(rule), rule])
+                for name in landscapes_of(rule)
+            ]
+        )
         for rule in rules
     }
 
 
-def lines(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows of a rule with what they say: it pays if a median or an error gets worse without it."""
+    reasons = [
+        f"{row['landscape']}: {words} {row[f'{what}_ratio'][0]:.2f} to {row[f'{what}_ratio'][1]:.2f} times without it"
+        for row in rows
+        for what, words in (("right_s", "seconds until right"), ("ended_s", "seconds until the stop"))
+        if row[f"{what}_ratio"][0] > _LEAST_RATIO
+    ]
+    reasons += [
+        f"{row['landscape']}: {words} in {row[error][1]} of {row['seeds']} sweeps without it, {row[error][0]} with it"
+        for row in rows
+        for error, words in _ERRORS.items()
+        if _p_value(row[error], row["seeds"]) < _LEVEL
+    ]
+    return {"pays": bool(reasons), "because": reasons, "rows": list(rows)}
+
+
+def _p_value(counts: Sequence[int], seeds: int) -> float:
+    """Fisher's exact test that an error is more frequent without the rule; counts with it and without."""
+    with_rule, without = counts
+    table = [[without, seeds - without], [with_rule, seeds - with_rule]]
+    return float(fisher_exact(table, alternative="greater").pvalue)
+
+
+def lines(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """For people."""
-    for rule, rows in figures.items():
-        yield f"without {rule}: "
-        for row in rows:
+    for rule, found in figures.items():
+        yield f"{rule} {'pays' if found['pays'] else 'does not pay'}: {'; '.join(found['because'])}"
+        for row in found["rows"]:
             yield "  " + ", ".join(f"{name} {_shown(value)}" for name, value in row.items())
 
 
@@ -134,9 +174,9 @@ def _kept(run: Run) -> Sweep:
     return Sweep(
         right_s=right_s if math.isfinite(right_s) else run.ended_s,
         ended_s=run.ended_s,
-        is_right=run.final <= 0.01,
         wrong_certificate=run.certified and run.final > 0.01,
         best_pruned=run.best_pruned,
+        not_right=run.final > 0.01,
     )
 
 
@@ -148,9 +188,8 @@ def _row(name: str, with_rule: Sequence[Sweep], without: Sequence[Sweep]) -> dic
         one, other = (np.array([getattr(each, what) for each in arm]) for arm in (with_rule, without))
         row[f"{what}_with"], row[f"{what}_without"] = float(np.median(one)), float(np.median(other))
         row[f"{what}_ratio"] = _interval(one, other)
-    for error in ("wrong_certificate", "best_pruned"):
+    for error in _ERRORS:
         row[error] = [sum(getattr(each, error) for each in arm) for arm in (with_rule, without)]
-    row["not_right"] = [sum(not each.is_right for each in arm) for arm in (with_rule, without)]
     return row
 
 

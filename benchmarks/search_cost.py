@@ -297,6 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.without:
         rules = RULES if options.without == "all" else tuple(options.without.split(","))
         figures = rule_cost.measure(rules, options.seeds or 40, workers=options.workers)
+        if options.renew:
+            record("search_rules", {**figures_of("search_rules"), **figures})
         print(json.dumps(figures, indent=1) if options.json else "\n".join(rule_cost.lines(figures)))
         return
     _take_from(options.torch_site)

@@ -1,8 +1,8 @@
 """Accept length of every configuration of a sweep, from the trials that tell it. No Optuna.
 
-Each drafter's chains share one curve over step counts (`acceptance_model`). A configuration's accept length is that
-curve at the depth of its drafts, times a correction: a factor model of what trees make of it. That nothing else changes
-the length of a chain is tested at every fit; once it fails, the correction has terms for chains too.
+Each drafter's chains share one curve over step counts (`acceptance_curve`). A configuration's accept length is that
+curve at the depth of its drafts, times a correction for trees (a factor model). Each fit tests whether chain length
+depends on anything else (chi-squared); if so, chains get the correction too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration, Space
 
 _HETEROGENEOUS = 1e-4
-"""Level of the test whether accept length is the same whatever the NCCL set (and args, env)."""
+"""Level of the test whether accept length is the same for all NCCL sets (and args, env). It is made at every fit."""
 _PARTICLES = 8
+"""Samples of the scales. Not tuned."""
 _FLOOR = 0.002
-"""Least standard error of a log accept length."""
+"""Least standard error of a log accept length: requests are cut at the last token. Not tuned: a guess."""
 
 
 @dataclass(slots=True)

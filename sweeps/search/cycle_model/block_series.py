@@ -11,21 +11,25 @@ from sweeps.engines.summary import BlockSummary
 from sweeps.search.cycle_model.terms import Factor, Floats
 from sweeps.search.observations import Observation, Observations
 
+_PRIOR_BLOCKS, _PRIOR_SPREAD = 3, 0.004
+"""What is believed of blocks before any was seen: as many of this relative spread. Not tuned: a guess."""
+
 
 def number_launches(observations: Observations) -> dict[str, int]:
     """Trial id -> number of the launch that served it."""
     number, launches = -1, {}
     for seen in observations:
-        number += seen.relaunched is not False or number < 0
+        if seen.relaunched is not False or number < 0:
+            number += 1
         launches[seen.trial.trial_id] = number
     return launches
 
 
 def block_spread(series: list[Floats]) -> float:
-    """Standard deviation of a block within its trial, relative; three blocks of 0.4 % are believed beforehand."""
+    """Relative standard deviation of a block within its trial."""
     deviations = [values / values.mean() - 1.0 for values in series if values.size > 2]
-    squares = sum(float((each**2).sum()) for each in deviations) + 3 * 0.004**2
-    return math.sqrt(squares / (sum(each.size - 1 for each in deviations) + 3))
+    squares = sum(float((each**2).sum()) for each in deviations) + _PRIOR_BLOCKS * _PRIOR_SPREAD**2
+    return math.sqrt(squares / (sum(each.size - 1 for each in deviations) + _PRIOR_BLOCKS))
 
 
 def forward_ms(block: BlockSummary) -> float | None:

@@ -9,7 +9,7 @@ from sweeps.search.cycle_model.terms import Floats
 from sweeps.search.observations import Observation, Observations
 
 _RELAUNCH_S = 400.0
-"""Seconds of a launch until the sweep has launched once. Not tuned: about a warm launch of the PCIe profile."""
+"""Seconds of a launch until the sweep has launched once. Not tuned: a guess; large models take minutes."""
 _BLOCK_S = 5.0
 """Seconds of a block until one was measured. Not tuned: a launch costs many times more."""
 _LAUNCH_ACTIVITIES = ("launch", "weight_load", "capture", "stop")

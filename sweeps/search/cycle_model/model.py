@@ -29,12 +29,17 @@ from sweeps.spec.names import PINNED_LENGTH
 from sweeps.spec.space import Configuration, Space
 
 DRAWS = 256
+"""Joint posterior draws per decision: a probability of 0.95 is then known to 0.014."""
 _SURPRISE = 4.0
-"""Standard deviations from its prediction at which a measurement contradicts the terms of a factor."""
+"""Standard deviations from its prediction at which a measurement contradicts the terms of a factor. FLAT_SURPRISE"""
 _PARTICLES: Mapping[Factor, int] = {"forward": 8, "draft": 4, "rest": 4}
+"""Samples of the scales. Not tuned: most of a cycle is its forward."""
 _FLOOR: Mapping[Factor, float] = {"forward": 0.0004, "draft": 0.003, "rest": 0.003}
+"""Least relative standard error of a trial's mean. Not tuned: a guess; draft and rest are short and timed less well."""
 _UNSETTLED = 0.004
-"""Relative error added while a launch's first blocks are all there is."""
+"""Relative error of a trial's mean with one block, over the number of blocks, below four of them. FLAT_UNSETTLED"""
+_LEAST_SHARE = 0.2
+"""No draw of a time is below this share of the least one measured: keeps them positive. Not tuned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +201,7 @@ class CycleModel:
         drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
         if expected is not None:
             drawn += expected[:, None]
-        floor = 0.2 * float(data.values.min())
+        floor = _LEAST_SHARE * float(data.values.min())
         np.maximum(drawn, floor, out=drawn)
         own = np.arange(len(self.members))
         return drawn if np.array_equal(self.representatives, own) else drawn[self.representatives]

@@ -11,7 +11,8 @@ import numpy as np
 from sweeps.search.cycle_model.terms import Floats
 
 _LAUNCH_SPREAD = 0.004
-"""Least relative difference of cycle times between launches. Source: `sweeps/machines/h200-nvlink-x8.yaml`."""
+"""Least relative difference of cycle times between launches. FLAT_LAUNCH
+A guess between 0.1 % (founding case) and 0.55 % (two H200), see `noise.launch` in `sweeps/machines`."""
 _UNSETTLED = 0.01
 """Relative error of the first block after a launch, divided by the blocks seen. Not tuned: a guess."""
 _SINGLE_BLOCK = 0.01

@@ -20,16 +20,26 @@ from sweeps.search.cycle_model.terms import Design
 Floats = NDArray[np.float64]
 
 _DEVIATION = (0.0003, 0.001, 0.003, 0.01, 0.04)
-_LAUNCH = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
-MAX_STEADY_BLOCK_SPREAD = 0.01
-"""Launches differ by up to so much anywhere. Where blocks within one differ by more, launches differ by about what they
-do (two H200: 10 % and 8 % with drafts, 0.23 % and 0.1 % without): such launches are noisy."""
-_ODDS_OUTSIDE = 0.001
-"""Of scales beyond MAX_STEADY_BLOCK_SPREAD, or for the noisy beyond 1/4 to 2 times what blocks differ by."""
-_DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
+"""Scales of what a configuration deviates from its terms by, as a share of the value.
+
+All scale lists are a choice of sizes about a factor of 3 apart, from less than any noise to more than any effect seen.
+Not tuned: the data weigh them, so only their ends matter."""
 _PRIOR_OF_DEVIATION = (4.0, 4.0, 2.0, 0.5, 0.1)
-"""Weights of _DEVIATION: the terms are believed until a measurement contradicts them."""
+"""Odds of _DEVIATION: the terms are believed until a measurement contradicts them. Not tuned: a guess."""
+_LAUNCH = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+"""Scales of what launches of one configuration differ by, as a share of the value; two H200 reach the largest."""
+MAX_STEADY_BLOCK_SPREAD = 0.01
+"""Relative standard deviation of blocks above which launches are noisy.
+
+Source: two H200. With drafts, blocks differ by 8 % and launches by 10 %; without, by 0.1 % and 0.23 %. No machine in
+between was measured."""
+_ODDS_OUTSIDE = 0.001
+"""Odds of a launch scale above MAX_STEADY_BLOCK_SPREAD, or for noisy launches of one below 1/4 or above 2 times what
+blocks differ by. Not tuned: a guess that rules them out unless the data insist."""
+_DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
+"""Scales of drift, as a share of the value per hour. Not tuned: steady to thermal throttling."""
 _DEGREES_OF_FREEDOM = 3.0
+"""Of the Student-t of unmeasured levels: the heaviest tails that still have a variance. Not tuned."""
 _LARGE = 1e30
 """More than any value's square over its variance."""
 

@@ -50,6 +50,8 @@ def tree_depth(configuration: Configuration) -> float:
     return max(1.0, min(float(configuration.num_steps), nodes / math.sqrt(configuration.eagle_topk or 1)))
 
 
+# Lines are scaled to about 1 at the largest value of usual spaces (8 steps, top-k 5, 8 draft tokens), so that the scale
+# of a slope is about the share of the factor that it moves.
 LINES: Mapping[str, Callable[[Configuration], float]] = {
     "speculates": lambda c: float(c.speculates),
     "steps": lambda c: c.num_steps / 8.0,
@@ -64,8 +66,10 @@ LINES: Mapping[str, Callable[[Configuration], float]] = {
 }
 
 EXPECTED = "expected"
-"""The line of what the all-reduce table adds to a forward, as a share of it; its slope is how far the table is off."""
+"""Regressor: time that the table adds to a forward, relative. It was subtracted before: slope 0 is a right table."""
 
+# Scales are shares of the factor (for accept_length: differences of its log), about a factor of 3 to 10 apart. Not
+# tuned: guesses of how large an effect may be, which the data weigh against each other.
 _SMALL, _MIDDLE = (0.0005, 0.003, 0.02), (0.0005, 0.005, 0.05, 0.4)
 _NCCL = (0.0005, 0.002, 0.006, 0.02, 0.06, 0.2, 0.6)
 

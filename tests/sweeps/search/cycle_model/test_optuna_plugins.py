@@ -179,7 +179,7 @@ def test_switch_in_place_is_preferred_to_a_launch_that_says_as_much() -> None:
 def test_a_machine_that_refuses_a_set_does_not_stop_the_search() -> None:
     landscape = LANDSCAPES["pcie-eagle3"]
     assert isinstance(landscape, Landscape)
-    sets = landscape.sets + "  nvls: {NCCL_NVLS_ENABLE: 1}\n"
+    sets = landscape.sets + '  nvls: {NCCL_ALGO: "allreduce:nvls"}\n'
     bent = replace(landscape, sets=sets, search=landscape.search.replace("threads,", "threads, nvls,"))
     run = run_policy(bent, POLICIES["cycle_model"], seed=0, switch_in_place=True)
     assert run.final <= 0.01
