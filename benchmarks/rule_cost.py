@@ -31,16 +31,11 @@ REFUSED = "pcie-refused"
 """Two NCCL sets that the machine cannot start."""
 MEANT_FOR: Mapping[str, tuple[str, ...]] = {
     "first_chain": ("pcie-eagle3", "turin"),
-    "prefer_default_nccl": ("pcie-eagle3", "turin"),
     "untested_topk": ("broken-nccl-topk", "turin"),
     "settling": ("turin", "turin-noise-x4"),
-    "gain_weight": ("turin", "turin-saturating"),
-    "failure_risk": (REFUSED, "pcie-eagle3"),
     "bound": ("pcie-eagle3", "turin"),
-    "paired_test": ("broken-launches", "turin"),
     "noisy_launches": ("broken-launches",),
     "equivalent_sets": ("pcie-eagle3",),
-    "communication_bound": ("pcie-eagle3", "turin"),
     "all_reduce_prior": ("turin", "turin-saturating"),
     "widening": ("broken-nccl-topk", "broken-accept-nccl", "broken-verify-steps", "broken-draft-nccl"),
     "student_t": ("turin", "turin-noise-x4"),

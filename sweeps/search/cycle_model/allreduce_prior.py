@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from sweeps.engines.base import KernelTime
 from sweeps.results.nccl_acts import is_nccl_all_reduce
-from sweeps.search.observations import Observation
 from sweeps.spec.document import SpecError
 from sweeps.spec.names import DEFAULT_NCCL_SET
 
@@ -75,15 +74,6 @@ def all_reduces(kernels: Iterable[KernelTime]) -> float:
     return sum(
         kernel.calls_per_cycle for kernel in kernels if kernel.phase == "verify" and is_nccl_all_reduce(kernel.kernel)
     )
-
-
-def communication_ms(observations: Iterable[Observation]) -> float | None:
-    """Communication inside the control's forward, where its profiler window told: no NCCL set can win more."""
-    for seen in observations:
-        if seen.kernels and not seen.trial.configuration.speculates and not seen.trial.configuration.nccl_env:
-            kinds = [kernel for kernel in seen.kernels if kernel.phase == "verify" and kernel.kind == "communication"]
-            return sum(kernel.us_per_cycle for kernel in kinds) / 1000.0
-    return None
 
 
 def _at(by_tokens: Mapping[int, float], tokens: int) -> float:

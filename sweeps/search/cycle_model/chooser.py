@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,23 +10,22 @@ from numpy.typing import NDArray
 from sweeps.search.cycle_model.beliefs import Beliefs
 from sweeps.search.cycle_model.launch_cost import trial_seconds
 from sweeps.search.cycle_model.terms import Floats
-from sweeps.spec.names import DEFAULT_NCCL_SET
 from sweeps.spec.space import Configuration
 
-_GAIN_WEIGHT = 0.01
-"""Weight of the expected relative gain beside the probability of being the best: it decides ties alone."""
 _ENOUGH = 0.95
 """P(incumbent within `stop_within`) that counts as certain if the spec states no `stop_probability`."""
 _SETTLING = 0.5
-"""Once P(the incumbent loses) is below this, only draws in which it does are scored."""
+"""Once P(the incumbent loses) is below this, only draws in which it does are scored.
+
+Not flat: at half of it a sweep stops up to 2.5 times later, at 1.5 times within 9 % (docs/search.md, constants). How it
+was chosen is not recorded."""
 _FAR_OFF = 0.08
-"""An untested top-k is left untested if it is predicted to be slower than the incumbent by more than this share."""
+"""An untested top-k is left untested if it is predicted to be slower than the incumbent by more than this share. A
+guess: half or 1.5 times of it changes no median by more than 9 % (docs/search.md, constants)."""
 _NEAR_BEST = 0.98
 """Sets whose expected gain is at least this share of the largest count as equally good first launches."""
 _LONG_SHOT = 0.999
 """Quantile of the gain that ranks candidates if no draw expects any of them to win."""
-_PRIOR_LAUNCHES = 0.25
-"""Successful launches that every setting is credited with before it failed once."""
 
 
 class Chooser:
@@ -68,7 +66,7 @@ class Chooser:
         wanted = study.stop_probability or _ENOUGH
         if loses.mean() <= 1.0 - wanted and (challenger := self._untested_topk()) is not None:
             return challenger
-        return self._prefer_default_nccl(candidates[int(self._scores(candidates, loses).argmax())], candidates)
+        return candidates[int(self._scores(candidates, loses).argmax())]
 
     def _scores(self, candidates: Sequence[Configuration], loses: NDArray[np.bool_]) -> Floats:
         """P(being within `stop_within` of the best), per GPU second, (candidates,)."""
@@ -81,10 +79,9 @@ class Chooser:
             good &= loses
         incumbent = beliefs.incumbent()
         own = beliefs.of(incumbent) if incumbent is not None else np.median(beliefs.values, axis=0)
-        share = np.maximum(values - own, 0.0).mean(axis=1) / np.abs(own).mean()
-        wins = good.mean(axis=1) + (_GAIN_WEIGHT * share if rules.gain_weight else 0.0)
+        wins = good.mean(axis=1)
         cost_s = trial_seconds(beliefs.observations, self._launch_keys[rows], self._space.spec.workload.blocks)
-        scores: Floats = wins * (1.0 - self._failure_risk(candidates)) / cost_s
+        scores: Floats = wins / cost_s
         if not scores.any():  # nothing is expected to win: the least certain loser
             scores = np.quantile(values - own, _LONG_SHOT, axis=1)
         return scores
@@ -157,40 +154,6 @@ class Chooser:
             return None
         return best
 
-    def _prefer_default_nccl(self, wanted: Configuration, candidates: Sequence[Configuration]) -> Configuration:
-        """The same with NCCL's default set if these server arguments were never launched, and no set is clearly better.
-
-        The first launch tells whether NCCL sets act at all. If they do not, a winner should ask for none: they still
-        act in prefill, which no decode rate shows.
-        """
-        beliefs = self._beliefs
-        launched = (seen.trial.configuration.server_settings for seen in beliefs.observations)
-        if not beliefs.rules.prefer_default_nccl or wanted.server_settings in launched:
-            return wanted
-        plain = replace(wanted, nccl_set=DEFAULT_NCCL_SET, nccl_env=())
-        if plain not in candidates:
-            return wanted
-        ours, theirs = beliefs.of(wanted), beliefs.of(plain)
-        better = ours - theirs > self._space.spec.study.stop_within * np.abs(theirs)
-        return wanted if better.mean() > 0.5 else plain
-
-    def _failure_risk(self, candidates: Sequence[Configuration]) -> Floats:
-        """Largest share of failed launches over a candidate's settings (NCCL set, each argument), (candidates,)."""
-        tried: dict[object, list[bool]] = {}
-        for seen in self._beliefs.observations:
-            if seen.status != "running" and seen.relaunched is not False:
-                for setting in _single_settings(seen.trial.configuration):
-                    tried.setdefault(setting, []).append(seen.status == "failed" and not seen.blocks)
-        risks = {each: sum(failed) / (len(failed) + _PRIOR_LAUNCHES) for each, failed in tried.items() if any(failed)}
-        if not risks or not self._beliefs.rules.failure_risk:
-            return np.zeros(len(candidates))
-        return np.array([max(risks.get(setting, 0.0) for setting in _single_settings(member)) for member in candidates])
-
 
 def _topk_cell(configuration: Configuration) -> tuple[object, ...]:
     return (configuration.eagle_topk, *configuration.nccl_and_server_settings)
-
-
-def _single_settings(configuration: Configuration) -> tuple[object, ...]:
-    """Each setting that a launch may fail of, on its own."""
-    return (("nccl", configuration.nccl_env), *configuration.args, *configuration.env)

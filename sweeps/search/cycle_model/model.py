@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sweeps.measure.records import Finding
 from sweeps.search.cycle_model.accept_length import LengthModel, widening
-from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces, communication_ms
+from sweeps.search.cycle_model.allreduce_prior import AllReducePrior, all_reduces
 from sweeps.search.cycle_model.block_series import block_spread, forward_ms, number_launches, overheads, series_of
 from sweeps.search.cycle_model.equivalent_sets import find_representatives, where_nccl_acts
 from sweeps.search.cycle_model.lengths import Lengths
@@ -31,13 +31,15 @@ from sweeps.spec.space import Configuration, Space
 DRAWS = 256
 """Joint posterior draws per decision: a probability of 0.95 is then known to 0.014."""
 _SURPRISE = 4.0
-"""Standard deviations from its prediction at which a measurement contradicts the terms of a factor. FLAT_SURPRISE"""
+"""Standard deviations from its prediction at which a measurement contradicts the terms of a factor.
+Half or 1.5 times of it changes no median by more than 2 % (docs/search.md, constants)."""
 _PARTICLES: Mapping[Factor, int] = {"forward": 8, "draft": 4, "rest": 4}
 """Samples of the scales. Not tuned: most of a cycle is its forward."""
 _FLOOR: Mapping[Factor, float] = {"forward": 0.0004, "draft": 0.003, "rest": 0.003}
 """Least relative standard error of a trial's mean. Not tuned: a guess; draft and rest are short and timed less well."""
 _UNSETTLED = 0.004
-"""Relative error of a trial's mean with one block, over the number of blocks, below four of them. FLAT_UNSETTLED"""
+"""Relative error of a trial's mean with one block, over the number of blocks, below four of them.
+A guess; half or 1.5 times of it changes no median by more than 8 % (docs/search.md, constants)."""
 _LEAST_SHARE = 0.2
 """No draw of a time is below this share of the least one measured: keeps them positive. Not tuned."""
 
@@ -196,9 +198,7 @@ class CycleModel:
         model.fit(data, self._rng)
         if self._contradicted(factor, model, data, [seen for seen, _ in series]):
             self._factors[factor].fit(data, self._rng, sweeps=4)
-        bounded = factor == "forward" and self.rules.communication_bound
-        gain = communication_ms(observations) if bounded else None
-        drawn = self._factors[factor].draw(draws, self._rng, nccl_gain=gain)
+        drawn = self._factors[factor].draw(draws, self._rng)
         if expected is not None:
             drawn += expected[:, None]
         floor = _LEAST_SHARE * float(data.values.min())

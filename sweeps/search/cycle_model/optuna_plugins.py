@@ -8,7 +8,6 @@ reach the incumbent.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
-from scipy.stats import norm, wilcoxon
+from scipy.stats import norm
 
 from sweeps.measure.records import Decision, Finding
 from sweeps.search.cycle_model.allreduce_prior import read_prior
@@ -25,13 +24,8 @@ from sweeps.search.cycle_model.beliefs import Beliefs
 from sweeps.search.cycle_model.chooser import Chooser
 from sweeps.search.cycle_model.model import DRAWS
 from sweeps.search.cycle_model.rules import Rules
-from sweeps.search.observations import Observation, Observations, block_value
+from sweeps.search.observations import Observation, Observations
 from sweeps.spec.space import Configuration, Space
-
-_LEAST_PAIRS = 6
-"""Paired blocks below which the Wilcoxon test is not made: with five its p cannot be below 1/32."""
-_LEAST_SHORTFALL = 0.01
-"""Share by which the paired test must see a trial behind: launches of one configuration differ by up to 1 % (H200)."""
 
 
 class CycleModelSampler(BaseSampler):
@@ -106,26 +100,21 @@ class CycleModelSampler(BaseSampler):
 
 
 class CycleBoundPruner(BasePruner):
-    """Ends a trial whose optimistic throughput stays below the incumbent's.
+    """Ends a trial whose optimistic throughput stays below the incumbent's (`prune_bound`).
 
-    Two tests, either is enough: the *bound* (accept length from its posterior, or at most steps + 1, over the measured
-    cycle, against the incumbent's posterior) and the *paired* one (Wilcoxon over the same blocks).
+    It ends nothing if the metric of the study is not `tok_s`.
 
     Args:
-        risk: P(a trial that could win is ended) of the bound, per decision.
+        risk: P(a trial that could win is ended), per decision.
         min_blocks: never before so many blocks.
-        p_threshold: level of the paired test.
     """
 
-    def __init__(
-        self, beliefs: Beliefs, /, *, risk: float = 0.001, min_blocks: int = 2, p_threshold: float = 0.005
-    ) -> None:
-        if not 0.0 < risk < 0.5 or not 0.0 < p_threshold < 0.5:
-            raise ValueError(f"wanted risk and p_threshold in (0, 0.5), got {risk} and {p_threshold}")
+    def __init__(self, beliefs: Beliefs, /, *, risk: float = 0.001, min_blocks: int = 2) -> None:
+        if not 0.0 < risk < 0.5:
+            raise ValueError(f"wanted risk in (0, 0.5), got {risk}")
         self._beliefs = beliefs
         self._sigmas = float(norm.isf(risk))
         self._min_blocks = min_blocks
-        self._p_threshold = p_threshold
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         return self.decide(trial.number).prune
@@ -138,8 +127,7 @@ class CycleBoundPruner(BasePruner):
         incumbent = self._beliefs.incumbent()
         if incumbent is None or incumbent == seen.trial.configuration:
             return Decision(prune=False)
-        bound = self._bound(seen, incumbent) if self._beliefs.rules.bound else Decision(prune=False)
-        return bound if bound.prune or not self._beliefs.rules.paired_test else self._paired(seen, incumbent)
+        return self._bound(seen, incumbent) if self._beliefs.rules.bound else Decision(prune=False)
 
     def _bound(self, seen: Observation, incumbent: Configuration) -> Decision:
         numbers = self._beliefs.bound_on(seen, incumbent, self._sigmas)
@@ -154,29 +142,3 @@ class CycleBoundPruner(BasePruner):
             ),
             numbers=numbers,
         )
-
-    def _paired(self, seen: Observation, incumbent: Configuration) -> Decision:
-        metric = self._beliefs.metric
-        theirs: dict[int, list[float]] = {}
-        for other in self._beliefs.observations.of_configuration(incumbent):
-            for block in other.blocks:
-                if (value := block_value(block, metric)) is not None:
-                    theirs.setdefault(block.block_index, []).append(value)
-        sign = self._beliefs.sign
-        ratios = [
-            sign * math.log(value / (sum(theirs[block.block_index]) / len(theirs[block.block_index])))
-            for block in seen.blocks
-            if block.block_index in theirs and (value := block_value(block, metric)) is not None
-        ]
-        if len(ratios) < _LEAST_PAIRS or not any(ratios):
-            return Decision(prune=False)
-        p = float(wilcoxon(ratios, alternative="less", method="auto").pvalue)
-        share = math.expm1(sum(ratios) / len(ratios))
-        numbers = {"p": p, "share": share, "blocks": float(len(ratios))}
-        # A difference below the spread between launches says nothing about the configuration.
-        if p >= self._p_threshold or share > -_LEAST_SHORTFALL:
-            return Decision(prune=False, numbers=numbers)
-        reason = (
-            f"cycle_bound: {share:.1%} against {incumbent.label} over {len(ratios)} paired blocks (Wilcoxon p {p:.4f})"
-        )
-        return Decision(prune=True, reason=reason, numbers=numbers)

@@ -11,14 +11,16 @@ import numpy as np
 from sweeps.search.cycle_model.terms import Floats
 
 _LAUNCH_SPREAD = 0.004
-"""Least relative difference of cycle times between launches. FLAT_LAUNCH
-A guess between 0.1 % (founding case) and 0.55 % (two H200), see `noise.launch` in `sweeps/machines`."""
+"""Least relative difference of cycle times between launches.
+
+A guess between 0.1 % (founding case) and 0.55 % (two H200), see `noise.launch` in `sweeps/machines`. Half or 1.5 times
+of it changes no median by more than 5 % (docs/search.md, constants)."""
 _UNSETTLED = 0.01
-"""Relative error of the first block after a launch, divided by the blocks seen. Not tuned: a guess."""
+"""Relative error of the first block after a launch, divided by the blocks seen. A guess, as flat as the one above."""
 _SINGLE_BLOCK = 0.01
 """Relative error of a cycle time of which one block was seen. Not tuned: a guess."""
 _BETWEEN_TRIALS = 0.01
-"""Relative difference of accept length between trials of one configuration. Not tuned: a guess."""
+"""Relative difference of accept length between trials of one configuration. A guess, as flat as the one above."""
 _LEAST_VARIANCE = 1e-6
 """Of a log accept length, so that draws that are all equal can be divided by."""
 

@@ -125,18 +125,8 @@ class FactorModel:
         place = len(self.design.terms) + 1 + (drafts and self.has_noisy_launches)
         return float(np.sqrt((self._fitted.chosen[:, place] ** 2).mean()))
 
-    def draw(
-        self,
-        draws: int,
-        rng: np.random.Generator,
-        *,
-        nccl_gain: float | None = None,
-    ) -> Floats:
-        """Joint posterior draws, (configurations, draws).
-
-        Args:
-            nccl_gain: most that an NCCL set can take off the value of the first one (None: no bound).
-        """
+    def draw(self, draws: int, rng: np.random.Generator) -> Floats:
+        """Joint posterior draws, (configurations, draws)."""
         fitted = self._fitted
         assert fitted is not None, "draws of a model that has not been fitted"
         per_particle = -(-draws // self.particles)
@@ -146,9 +136,6 @@ class FactorModel:
         ]
         effects = np.concatenate([each for each, _ in drawn], axis=1)[:, :draws]
         deviations = np.concatenate([each for _, each in drawn], axis=1)[:, :draws]
-        if nccl_gain is not None and self.design.nccl:
-            sets = list(self.design.nccl.values())
-            effects[sets] = np.maximum(effects[sets], effects[sets[0]] - nccl_gain / fitted.unit)
         if self._columns is None:
             self._columns = self.design.columns.astype(np.float32)
         values: Floats = (self._columns @ effects.astype(np.float32)).astype(np.float64)

@@ -12,30 +12,20 @@ class Rules:
     # Which configuration is measured next
     first_chain: bool = True
     """The first candidate is the longest chain: its accept histogram tells the accept length of all shorter ones."""
-    prefer_default_nccl: bool = True
-    """New server arguments are first launched with NCCL's default set."""
     untested_topk: bool = True
     """Before the search stops, the incumbent's NCCL set is measured at another top-k."""
     settling: bool = True
     """Once the incumbent is probably right, only draws in which it is not are scored."""
-    gain_weight: bool = True
-    """Between configurations that are equally likely to be the best, the larger expected gain is preferred."""
-    failure_risk: bool = True
-    """A configuration scores less if launches with its settings failed."""
 
     # When a running trial is stopped
     bound: bool = True
     """A trial ends if its optimistic throughput is below the incumbent's."""
-    paired_test: bool = True
-    """A trial ends if it is slower than the incumbent on the same blocks (Wilcoxon)."""
 
     # What the model believes
     noisy_launches: bool = True
     """Launches of drafting servers have a scale of their own if their blocks scatter."""
     equivalent_sets: bool = True
     """NCCL sets that do not act are one configuration."""
-    communication_bound: bool = True
-    """No NCCL set gains more than the traced communication."""
     all_reduce_prior: bool = True
     """The all-reduce table, if one is given, says where NCCL sets start from."""
     widening: bool = True

@@ -152,8 +152,6 @@ class Design:
     """(configurations, columns)"""
     group: NDArray[np.int64]
     """Of each column: the index of its term."""
-    nccl: Mapping[str, int]
-    """NCCL set -> its column of the plain `nccl` term, where there is one."""
 
 
 def design(
@@ -171,7 +169,6 @@ def design(
     """
     kept: list[Term] = []
     blocks: list[Floats] = []
-    nccl: dict[str, int] = {}
     for term in _expanded(terms, configurations):
         if term.lines == (EXPECTED,):
             line = np.zeros(len(configurations)) if expected is None else expected
@@ -183,9 +180,6 @@ def design(
         known = dict.fromkeys(keys)
         if (term.levels and len(known) < 2) or not line.any():
             continue
-        if term.levels == ("nccl",) and not term.lines:
-            offset = sum(block.shape[1] for block in blocks)
-            nccl = {str(key[0]): offset + index for index, key in enumerate(known)}
         places = {key: index for index, key in enumerate(known)}
         block = np.zeros((len(configurations), len(known)))
         block[np.arange(len(configurations)), [places[key] for key in keys]] = line
@@ -193,7 +187,7 @@ def design(
         blocks.append(block)
     group = np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
     columns = np.concatenate(blocks, axis=1) if blocks else np.zeros((len(configurations), 0))
-    return Design(tuple(kept), columns, group, nccl)
+    return Design(tuple(kept), columns, group)
 
 
 def level(configuration: Configuration, name: str) -> Scalar | None:

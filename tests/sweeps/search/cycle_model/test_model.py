@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.engines.base import KernelTime
 from sweeps.measure.records import Outcome
 from sweeps.search.cycle_model.acceptance_curve import ChainModel
 from sweeps.search.cycle_model.model import CycleModel
@@ -17,7 +16,7 @@ from sweeps.search.observations import Observations
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import plan
-from tests.sweeps.worlds import NCCL_MS, SPEC, blocks_of, cycle_of, observed, row, survival, truth
+from tests.sweeps.worlds import NCCL_MS, SPEC, blocks_of, observed, row, survival, truth
 
 
 def test_factors_add_up_to_configurations_never_measured() -> None:
@@ -40,23 +39,6 @@ def test_an_nccl_set_not_yet_tried_stays_uncertain_where_others_differ_and_not_w
         spread[name] = np.log(posterior.verify_ms[row(space, 3, "d")]).std()
     assert spread["wide"] > 0.03
     assert spread["null"] < 0.5 * spread["wide"]
-
-
-def test_communication_inside_the_forward_caps_what_an_nccl_set_can_win() -> None:
-    space = Space(parse_spec(SPEC, source="model"))
-    wanted = [(0, "default"), (3, "default"), (3, "b"), (3, "d")]
-    kernel = KernelTime(phase="verify", kind="communication", kernel="x", us_per_cycle=100.0, calls_per_cycle=122)
-    free, capped = (
-        CycleModel(space).posterior(observed(space, wanted, kernels=kernels)) for kernels in ((), (kernel,))
-    )
-    assert free is not None
-    assert capped is not None
-    lowest = {
-        name: np.quantile(each.verify_ms[row(space, 3, "a")], 0.02) for name, each in (("f", free), ("c", capped))
-    }
-    default_ms = cycle_of(space.configurations()[row(space, 3, "default")])[1]
-    assert lowest["f"] < 0.9 * default_ms
-    assert lowest["c"] > 0.95 * default_ms
 
 
 def test_an_accept_length_that_depends_on_nccl_is_found_and_said() -> None:
