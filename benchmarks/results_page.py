@@ -59,8 +59,8 @@ seeds. Errors are sweeps with the rule, then without it: a certificate although 
 the best, the best one pruned, not right at the end. A rule is kept if an interval lies above 1, or an error is more
 frequent without it (Fisher's exact test, 5 %). Every rule runs on the founding case, the H200 landscapes and the
 recorded sweeps, and on those it was made for. Rules marked as deleted are no longer in the code; all were measured
-before any was deleted. In a recorded sweep the truth is what few launches reached, so an error there may be noise of the
-recording.""",
+before any was deleted. In a recorded sweep the truth is what few launches reached, so an error there may be noise of
+the recording.""",
     "search_cost": """GPU seconds until the incumbent is, and stays, within 1 % of the best configuration, by policy and
 landscape. Virtual clock; simulated numbers, and recorded ones where a landscape is a replay. The oracle knows the best
 configuration and measures only the control and that one: no search can do better. `-`: the policy was not run on that

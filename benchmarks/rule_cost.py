@@ -38,8 +38,6 @@ MEANT_FOR: Mapping[str, tuple[str, ...]] = {
     "equivalent_sets": ("pcie-eagle3",),
     "all_reduce_prior": ("turin", "turin-saturating"),
     "widening": ("broken-nccl-topk", "broken-accept-nccl", "broken-verify-steps", "broken-draft-nccl"),
-    "student_t": ("turin", "turin-noise-x4"),
-    "shrinks": ("turin", "broken-nccl-topk"),
 }
 """Landscapes that a rule was made for."""
 _CONFIDENCE, _RESAMPLES = 0.99, 4000
@@ -134,7 +132,9 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for error, words in _ERRORS.items()
         if _p_value(row[error], row["seeds"]) < _LEVEL
     ]
-    return {"pays": bool(reasons), "because": reasons, "rows": list(rows)}
+    idle = ("landscape", "seeds", "changed")
+    kept = [dict(row) if row["changed"] else {name: row[name] for name in idle} for row in rows]
+    return {"pays": bool(reasons), "because": reasons, "rows": kept}
 
 
 def _p_value(counts: Sequence[int], seeds: int) -> float:

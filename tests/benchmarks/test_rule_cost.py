@@ -13,7 +13,7 @@ from sweeps.search.cycle_model.rules import RULES, Rules
 
 def row(**changes: Any) -> dict[str, Any]:
     same: dict[str, Any] = {"landscape": "x", "seeds": 40, "right_s_ratio": [1.0, 1.0], "ended_s_ratio": [0.9, 1.2]}
-    return {**same, "wrong_certificate": [1, 2], "best_pruned": [0, 0], "not_right": [3, 3], **changes}
+    return {**same, "changed": 3, "wrong_certificate": [1, 2], "best_pruned": [0, 0], "not_right": [3, 3], **changes}
 
 
 def test_every_rule_has_landscapes_that_it_was_made_for() -> None:

@@ -8,7 +8,7 @@ are tested against every new measurement; one that fails is widened, with its nu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -90,7 +90,7 @@ class CycleModel:
         self._rows = {member: row for row, member in enumerate(self.members)}
         self._speculates = np.array([member.speculates for member in self.members])
         self._rng = np.random.default_rng((self.seed, 0xC1C))
-        self._terms = {factor: self._allowed(terms) for factor, terms in TERMS.items()}
+        self._terms = dict(TERMS)
         lengths = self._terms.pop("accept_length")
         spec = self.space.spec
         pinned = spec.engine.env.get(PINNED_LENGTH) if spec.acceptance == "pinned" else None
@@ -160,14 +160,6 @@ class CycleModel:
                 self._build(factor)
         failed = {seen.trial.configuration for seen in observations if seen.status == "failed"}
         self.representatives = find_representatives(self.members, acts, failed=failed)
-
-    def _allowed(self, terms: Sequence[Term]) -> tuple[Term, ...]:
-        """The terms without what the rules switch off."""
-        rules = self.rules
-        return tuple(
-            replace(term, student_t=term.student_t and rules.student_t, shrinks=term.shrinks and rules.shrinks)
-            for term in terms
-        )
 
     def _build(self, factor: Factor) -> None:
         expected = self._expected if factor == "forward" else None

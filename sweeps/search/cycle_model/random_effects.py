@@ -38,8 +38,6 @@ _ODDS_OUTSIDE = 0.001
 blocks differ by. Not tuned: a guess that rules them out unless the data insist."""
 _DRIFT_PER_HOUR = (0.0003, 0.002, 0.006, 0.02)
 """Scales of drift, as a share of the value per hour. Not tuned: steady to thermal throttling."""
-_DEGREES_OF_FREEDOM = 3.0
-"""Of the Student-t of unmeasured levels: the heaviest tails that still have a variance. Not tuned."""
 _LARGE = 1e30
 """More than any value's square over its variance."""
 
@@ -90,8 +88,6 @@ class FactorModel:
         if self._scales is None or self._scales.shape[1] != len(options):
             self._scales = np.stack([rng.integers(0, len(each), self.particles) for each in options], axis=1)
         prior: list[Floats] = [np.zeros(len(each)) for each in options]
-        for place, term in enumerate(self.design.terms):
-            prior[place] = -math.log(2.0) * term.shrinks * np.arange(len(term.scales), dtype=np.float64)
         prior[groups] = np.asarray(np.log(_PRIOR_OF_DEVIATION), dtype=np.float64)
         launch, odds = np.array(_LAUNCH), math.log(_ODDS_OUTSIDE)
         outside = (launch < data.block_spread / 4) | (launch > 2 * data.block_spread)
@@ -164,7 +160,6 @@ class FactorModel:
         size = fitted.size[fitted.first][:, None]
         # A draw from the prior.
         effects = rng.standard_normal((width.size, draws)) * width[:, None]
-        effects *= self._tails((phi != 0.0).any(axis=0), draws, rng)
         deviations = rng.standard_normal((fitted.first.size, draws)) * scales[groups] * size
         launch_scales = np.where(data.noisy, scales[groups + 2], scales[groups + 1])
         launches = rng.standard_normal((int(data.launches.max()) + 1, draws))
@@ -210,15 +205,6 @@ class FactorModel:
         if self._pool is None or self._pool.shape[1] != draws:
             self._pool = rng.standard_normal((self.design.columns.shape[0], draws), dtype=np.float32)
         return np.roll(self._pool, int(rng.integers(draws * self._pool.shape[0])))
-
-    def _tails(self, seen: NDArray[np.bool_], per: int, rng: np.random.Generator) -> Floats:
-        student_t = np.array([term.student_t for term in self.design.terms] or [False])[self.design.group]
-        tails = np.ones((student_t.size, per))
-        wild = student_t & ~seen
-        if wild.any():
-            chi = rng.chisquare(_DEGREES_OF_FREEDOM, (int(wild.sum()), per))
-            tails[wild] = np.sqrt(_DEGREES_OF_FREEDOM / chi)
-        return tails
 
     def _kernels(self, data: Measurements, size: Floats) -> Floats:
         phi = self.design.columns[data.rows]

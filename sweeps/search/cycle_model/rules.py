@@ -30,10 +30,6 @@ class Rules:
     """The all-reduce table, if one is given, says where NCCL sets start from."""
     widening: bool = True
     """A factor gets more terms once a measurement contradicts it."""
-    student_t: bool = True
-    """Unmeasured levels of a few dimensions have heavy tails."""
-    shrinks: bool = True
-    """Interactions are probably nothing: small scales are more likely."""
 
     def without(self, name: str) -> Rules:
         """The same without one rule. Raises ValueError with the names of all rules."""

@@ -31,10 +31,6 @@ class Term:
     lines: tuple[str, ...] = ()
     """Names in LINES."""
     scales: tuple[float, ...] = (1.0,)
-    student_t: bool = False
-    """Few levels may do far more than the others: unmeasured ones get Student-t effects."""
-    shrinks: bool = False
-    """Probably nothing: each scale is half as likely as the one before it."""
 
     @property
     def name(self) -> str:
@@ -82,13 +78,13 @@ TERMS: Mapping[Factor, tuple[Term, ...]] = {
         Term(lines=("log_tokens",), scales=(0.03, 0.3)),
         Term(lines=("tree",), scales=_SMALL),
         Term(levels=("tokens",), scales=_SMALL),
-        Term(levels=("nccl",), scales=_NCCL, student_t=True),
+        Term(levels=("nccl",), scales=_NCCL),
         Term(levels=("nccl",), lines=("tokens",), scales=_SMALL),
-        Term(levels=("args",), scales=_MIDDLE, student_t=True),
-        Term(levels=("env",), scales=_MIDDLE, student_t=True),
-        Term(levels=("args", "nccl"), scales=_MIDDLE, shrinks=True),
-        Term(levels=("env", "nccl"), scales=_MIDDLE, shrinks=True),
-        Term(levels=("nccl", "eagle_topk"), scales=(0.0005, 0.004, 0.03), shrinks=True),
+        Term(levels=("args",), scales=_MIDDLE),
+        Term(levels=("env",), scales=_MIDDLE),
+        Term(levels=("args", "nccl"), scales=_MIDDLE),
+        Term(levels=("env", "nccl"), scales=_MIDDLE),
+        Term(levels=("nccl", "eagle_topk"), scales=(0.0005, 0.004, 0.03)),
         Term(lines=(EXPECTED,), scales=(0.1, 1.0)),
     ),
     "draft": (
