@@ -1,4 +1,4 @@
-"""What a sweep has learnt so far, in memory: which trial ran where, its blocks, what they cost.
+"""What a sweep has measured so far, in memory: trials, their blocks, what they cost.
 
 The study fills it as trials run and rebuilds it from the results folder on resume; samplers and pruners read it. No
 Ray, no Optuna, no files.
@@ -31,12 +31,12 @@ class Observation:
     relaunched: bool | None = None
     kernels: tuple[KernelTime, ...] = ()
     all_reduce: str | None = None
-    """What served the all-reduces; None until the trial has ended, and where the evidence does not tell."""
+    """What did the all-reduces; None until the trial has ended, or if the evidence is silent."""
     nccl_unread: bool = False
     """NCCL, by its own log, read no variable of the configuration's NCCL set."""
     reason: str | None = None
     kind: FailureKind | None = None
-    """Of a failure."""
+    """Failure kind; `interrupted` if the configuration is not the cause."""
     refused: bool = False
     """Failed without a launch (outcome `invalid`): it cost nothing."""
 
@@ -51,7 +51,7 @@ class Observation:
 
 @runtime_checkable
 class DecidingPruner(Protocol):
-    """A pruner that can say why. `SweepStudy` asks `decide` instead of `prune` where it exists."""
+    """A pruner that can say why. `SweepStudy` calls `decide`, if there is one, instead of `prune`."""
 
     def decide(self, number: int) -> Decision:
         """For the running trial with this study number, after its newest block was observed."""
@@ -172,7 +172,7 @@ class Observations:
 
 
 def block_value(block: BlockSummary, metric: Metric) -> float | None:
-    """A block's value of the study's metric; None where the phase does not exist (verify without speculation)."""
+    """A block's value of the study's metric; None if the phase does not exist (verify without speculation)."""
     values: Mapping[Metric, float | None] = {
         "tok_s": block.tok_s,
         "cycle_ms": block.cycle_ms,

@@ -45,7 +45,7 @@ class OptunaStudy:
     """One study with its sampler and pruner. Single-threaded.
 
     Args:
-        storage: in memory where None.
+        storage: None: in memory.
         observations: shared with the sweep; samplers and pruners read them.
         build: makes sampler and pruner, as `build_search`.
 

@@ -47,7 +47,7 @@ class SweepStudy:
     """Asks samplers, keeps controls and budget, tells Optuna how trials ended. Single-threaded.
 
     Args:
-        storage: of the Optuna study; in memory where None.
+        storage: of the Optuna study; None: in memory.
         observations: of an earlier run of the same sweep, to go on from.
         clock: seconds for `budget.wall_hours`.
         build: makes sampler and pruner, as `build_search`.
@@ -91,7 +91,7 @@ class SweepStudy:
 
     @property
     def incumbent(self) -> Configuration | None:
-        """The best configuration of the space so far: the sampler's own, where it has a model, else the best mean."""
+        """The best configuration of the space so far: the sampler's own if it has a model, else the best mean."""
         sampler = self.study.sampler
         if isinstance(sampler, RecommendingSampler) and (best := sampler.incumbent()) is not None:
             return best

@@ -62,7 +62,7 @@ class LengthModel:
         self._build()
 
     def fit(self, trials: list[Observation], launches: Mapping[str, int]) -> Finding | None:
-        """Fit the curves of all drafters; the prior alone where no trial tells.
+        """Fit the curves of all drafters; the prior alone if no trial has an accept length.
 
         Args:
             trials: of known configurations, in the order of their start; those that tell no accept length are skipped.
@@ -126,7 +126,7 @@ class LengthModel:
         return _Residual(configuration, launches[seen.trial.trial_id], math.log(length / expected), error)
 
     def _contradicted(self) -> Finding | None:
-        """Test whether chains differ between the values of a dimension; widen the correction where they do."""
+        """Test whether chains differ between the values of a dimension; widen the correction if they do."""
         chains = [entry for entry in self._residuals if entry.configuration.is_chain]
         first = next(iter(self.rows))
         names = ["nccl", *(f"args.{name}" for name, _ in first.args), *(f"env.{name}" for name, _ in first.env)]

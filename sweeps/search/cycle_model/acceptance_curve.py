@@ -50,7 +50,7 @@ class ChainModel:
     _factor: Floats | None = None
 
     def fit(self, trials: Sequence[tuple[int, Sequence[BlockSummary]]]) -> None:
-        """Fit (steps, blocks) of chain trials; the prior alone where there are none."""
+        """Fit (steps, blocks) of chain trials; the prior alone if there are none."""
         for _ in range(_SPREAD_STEPS):
             self._fit(trials)
             self._learn_spread()

@@ -32,7 +32,7 @@ class AllReducePrior:
     us: Mapping[str, Mapping[int, float]]
 
     def difference_us(self, nccl_set: str, tokens: int) -> float:
-        """Of one all-reduce against the default's; 0 within the noise of launches, and for sets without figures."""
+        """Difference of one all-reduce to the default set's; 0 within launch noise, and for sets without figures."""
         if nccl_set not in self.us:
             return 0.0
         own, base = (_at(self.us[name], tokens) for name in (nccl_set, DEFAULT_NCCL_SET))
@@ -44,7 +44,7 @@ def read_prior(path: Path) -> AllReducePrior:
 
     The communicators of one set are averaged.
 
-    Raises SpecError where there is no such table, or none with the default in it.
+    Raises SpecError if the table cannot be read or lacks the default set.
     """
     try:
         table = pq.read_table(path, columns=list(_COLUMNS))
@@ -70,7 +70,7 @@ def read_prior(path: Path) -> AllReducePrior:
 
 
 def all_reduces(kernels: Iterable[KernelTime]) -> float:
-    """NCCL all-reduces of one target forward, as traced: 0 where something else than NCCL serves them."""
+    """NCCL all-reduces of one target forward, as traced; 0 if another kernel does them."""
     return sum(
         kernel.calls_per_cycle for kernel in kernels if kernel.phase == "verify" and is_nccl_all_reduce(kernel.kernel)
     )

@@ -33,12 +33,12 @@ def block_spread(series: list[Floats]) -> float:
 
 
 def forward_ms(block: BlockSummary) -> float | None:
-    """The target's part of a cycle: verify with speculation, a plain step without; None where no phase was timed."""
+    """The target's part of a cycle: verify with speculation, a plain step without; None if no phase was timed."""
     return block.verify_ms if block.verify_ms is not None else block.verify_forward_ms
 
 
 def series_of(factor: Factor, seen: Observation) -> Floats:
-    """A factor's value of each block; a launch's first block is left out where there are others."""
+    """A factor's value of each block; a launch's first block is left out if there are two others."""
     values: list[float] = []
     for block in seen.blocks:
         value = {

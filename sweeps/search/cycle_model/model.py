@@ -1,7 +1,7 @@
 """Throughput of every configuration of a sweep, from a small Bayesian model per factor of the cycle. No Optuna.
 
 tok/s = accept length / (draft + forward + rest). Each factor is fitted over the dimensions that it can depend on
-(`cycle_influence`), the times here and accept length in `length_model`; joint posterior draws are multiplied out. Terms
+(`terms`), the times here and accept length in `accept_length`; joint posterior draws are multiplied out. Terms
 are tested against every new measurement; one that fails is widened, with its numbers in `findings`.
 """
 
@@ -79,9 +79,9 @@ class CycleModel:
     _widened: set[Factor] = field(default_factory=set)
     _began_s: float = 0.0
     _expected: Floats | None = None
-    """What the all-reduce table adds to each member's forward, as a share of it; once a trace told how often."""
+    """Time that the all-reduce table adds to each member's forward, relative; None until a trace counted the calls."""
     representatives: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Of each member the row of the one that is measured for it: NCCL sets are alike where they do not act."""
+    """Row of the member that is measured for each member: its own, unless its NCCL set does not act. (members,)"""
     _nccl_acts: NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=np.bool_))
     _rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
@@ -105,7 +105,7 @@ class CycleModel:
             self._build(factor)
 
     def posterior(self, observations: Observations, *, draws: int = DRAWS) -> Posterior | None:
-        """Fit and draw; None while no trial has a block, or where the engine times no phase."""
+        """Fit and draw; None while no trial has a block, or if the engine times no phase."""
         trials = [seen for seen in observations if seen.blocks and seen.trial.configuration in self._rows]
         usable = [seen for seen in trials if forward_ms(seen.blocks[-1]) is not None]
         if not usable:
@@ -244,7 +244,7 @@ class CycleModel:
         return (seen.blocks[len(seen.blocks) // 2].started_s - self._began_s) / 3600.0
 
     def _contradicted(self, factor: Factor, model: FactorModel, data: Measurements, trials: list[Observation]) -> bool:
-        """Test each trial once, when it has ended, against what all others predict; widen the factor where it fails."""
+        """Test each trial once, when it has ended, against what all others predict; widen the factor if it fails."""
         if not self.rules.widening:
             return False
         for place, seen in enumerate(trials):

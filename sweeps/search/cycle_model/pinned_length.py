@@ -1,4 +1,4 @@
-"""Accept length where every server simulates it: known beforehand, and no drafter's property. No Optuna."""
+"""Accept length if every server simulates it: known beforehand, whatever the drafter. No Optuna."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sweeps.search.observations import Observation
 from sweeps.spec.space import Configuration
 
 _ERROR = 0.001
-"""Relative, of a measured length: it is drawn anew in every cycle where the pinned one is no whole number."""
+"""Relative standard error of a measured length: if the pinned one is no whole number, each cycle draws one. A guess."""
 
 
 class PinnedLength:
     """`Lengths` of a sweep with `acceptance: pinned`.
 
     A configuration's length is what trials of the same drafting showed, else what SGLang makes of the pinned one: steps
-    + 1 where that is less. A model of drafters would smooth over that kink.
+    + 1 if that is less. A model of drafters would smooth over that kink.
     """
 
     def __init__(self, members: Sequence[Configuration], *, pinned: float) -> None:

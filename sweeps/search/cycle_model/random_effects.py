@@ -50,7 +50,7 @@ class Measurements:
     """Index of each trial's configuration."""
     values: Floats
     errors: Floats
-    """Standard error of each value from its own blocks, in units of the value where `multiplies`."""
+    """Standard error of each value from its own blocks, in units of the value if `multiplies`."""
     launches: NDArray[np.int64]
     hours: Floats
     noisy: NDArray[np.bool_]

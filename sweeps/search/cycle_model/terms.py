@@ -38,7 +38,7 @@ class Term:
 
 
 def tree_depth(configuration: Configuration) -> float:
-    """Depth that a draft tree of n - 1 nodes reaches where its levels are sqrt(top-k) wide; a chain's is its steps.
+    """Depth that a draft tree of n - 1 nodes reaches if its levels are sqrt(top-k) wide; for a chain its steps.
 
     A starting point alone: the terms of `accept_length` correct it.
     """
@@ -147,7 +147,7 @@ class Design:
     columns: Floats
     """(configurations, columns)"""
     group: NDArray[np.int64]
-    """Of each column: the index of its term."""
+    """Index of the term of each column, (columns,)."""
 
 
 def design(
@@ -160,7 +160,7 @@ def design(
     """Build the columns of `terms`; a level that no two configurations differ in has none.
 
     Args:
-        expected: (configurations,) the line EXPECTED, where a term has it.
+        expected: the regressor EXPECTED, (configurations,).
         nccl_acts: (configurations,) whether NCCL sets can have an effect there; None: everywhere.
     """
     kept: list[Term] = []
