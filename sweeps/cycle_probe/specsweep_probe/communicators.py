@@ -91,8 +91,9 @@ def make(communicator: Communicator, over: list[Group], folder: Path, *, rank: i
 
     A rank that hangs cannot be saved: after `deadline_s` it says so in the log and ends, and the server with it.
     """
+    communicator.environment = read_environment("NCCL_")
     if not over:
-        return
+        return  # one rank reduces nothing: the variables are there, and nothing reads them
     began_s, free = time.monotonic(), _free_bytes()
     watchdog = threading.Timer(deadline_s, _give_up, (communicator.name, rank, deadline_s))
     watchdog.daemon = True
@@ -106,7 +107,6 @@ def make(communicator: Communicator, over: list[Group], folder: Path, *, rank: i
     except (OSError, RuntimeError) as error:  # NCCL's errors are RuntimeErrors in SGLang's wrapper
         communicator.error = f"{type(error).__name__}: {error}"
         _say_failure(communicator.name, rank, communicator.error)
-    communicator.environment = read_environment("NCCL_")
     failed = not agree(communicator.error is None, over)
     watchdog.cancel()
     if failed:

@@ -194,3 +194,12 @@ def test_variables_are_restored_also_after_an_error() -> None:
         assert c_getenv("NCCL_X_BEFORE") == "old"
         assert c_getenv("NCCL_X_NEW") is None
     assert c_getenv("NCCL_X_BEFORE") is None
+
+
+def test_with_one_rank_a_set_has_no_communicator_but_its_variables_are_seen(tmp_path: Path) -> None:
+    alone = communicators.Communicator("ll", {"NCCL_PROTO": "LL"})
+    with communicators.c_environment(alone.variables):
+        communicators.make(alone, [], tmp_path, rank=0, deadline_s=5.0)
+    assert alone.environment["NCCL_PROTO"] == "LL"
+    assert (alone.error, alone.by_group) == (None, {})
+    assert not list(tmp_path.iterdir())
