@@ -1,7 +1,7 @@
 """When each part of a configuration binds: at process start, or at graph capture. Pure.
 
 What binds at process start needs a launch. What binds at graph capture is a *state*: one live server holds many, and
-switches between them while it is idle. SGLang 0.5.16 to 0.5.23; tried on two H200 with 0.5.17.
+switches between them while it is idle. The calls are the same in SGLang 0.5.16 to 0.5.23.
 
 | part of a configuration              | binds at      | because                                                   |
 |--------------------------------------|---------------|-----------------------------------------------------------|
