@@ -23,14 +23,17 @@ DAEMON = (
     PREPARE
     + """
 port = socket.create_server(('127.0.0.1', 0))
+told, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print('daemon', os.getpid(), port.getsockname()[1], flush=True)
+        os.write(tell, b'.')
         time.sleep(600)
     os._exit(0)
 os.wait()
+os.read(told, 1)  # a daemon that is killed before it speaks would be waited for in vain
 print('up', flush=True)
 port.close()
 time.sleep(600)
