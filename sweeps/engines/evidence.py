@@ -1,7 +1,7 @@
 """What became of every requested setting, rank by rank: seen by the process, read by NCCL, acted on.
 
-A variable can be lost (never reached the rank), overridden (by the engine, by NCCL's own judgement), without a path to
-act (another all-reduce serves the decode), or be there although nobody asked: each another answer to "no effect".
+A variable can be lost, overridden by the engine or by NCCL, unused (another kernel does the all-reduces) or set by
+someone else. Each needs a different explanation in the report.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", 
 """Set by container images and builds; NCCL reads none of them."""
 _WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
 """Prefixes of variables that are reported where nobody asked for them."""
+_UNKNOWN_SOURCE = "source unknown; check sitecustomize, wrapper scripts and plugins"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +136,7 @@ def _overridden_by(name: str, seen: str, conf_files: Sequence[ConfFile]) -> str:
     for file in conf_files:
         if file.settings.get(name) == seen:
             return f"by {file.path} ({file.sha256[:12]})"
-    return "by an unknown hand: the interpreter's start-up (sitecustomize), a wrapper, a plugin"
+    return _UNKNOWN_SOURCE
 
 
 def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operation]) -> tuple[Grade, str, str | None]:
@@ -198,7 +199,7 @@ def _extra(requested: Mapping[str, str], facts: RankFacts, conf_files: Sequence[
             continue
         file = next((file for file in conf_files if file.settings.get(name) == value), None)
         default = next((each for each in OVERRIDES.get(name, ()) if each.value == value), None)
-        source = f"by {default.when}" if default else "by an unknown hand (sitecustomize, a wrapper, a plugin)"
+        source = f"by {default.when}" if default else _UNKNOWN_SOURCE
         yield Evidence(
             rank=facts.rank,
             setting=f"env.{name}",

@@ -45,7 +45,7 @@ def test_a_rank_that_never_reported_has_its_rows() -> None:
         ("NCCL_CUMEM_ENABLE", "0", "1", "--enable-symm-mem"),
         ("NCCL_ALGO", "Ring", "allreduce:tree", "--enable-deterministic-inference"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "8", "cannot be swept"),
-        ("NCCL_PROTO", "LL", "Simple", "unknown hand"),
+        ("NCCL_PROTO", "LL", "Simple", "source unknown"),
     ],
 )
 def test_an_overridden_variable_names_the_hand_and_the_way_out(name: str, value: str, seen: str, words: str) -> None:
@@ -146,7 +146,7 @@ def test_unasked_variables_are_extra_with_their_source() -> None:
     details = {row.setting: str(row.detail) for row in rows}
     assert "engine's default" in details["env.NCCL_CUMEM_ENABLE"]
     assert "/etc/nccl.conf (abababababab)" in details["env.NCCL_PROTO"]
-    assert "unknown hand" in details["env.NCCL_P2P_LEVEL"]
+    assert "source unknown" in details["env.NCCL_P2P_LEVEL"]
 
 
 def test_what_only_nccl_knows_is_extra_too() -> None:

@@ -288,7 +288,7 @@ def test_an_injected_variable_is_extra_and_no_failure(faulty: Faulty) -> None:
     report = faulty.engine("inject:NCCL_P2P_LEVEL=SYS").launch(faulty.configuration)
     (row, _) = [row for row in report.evidence if row.setting == "env.NCCL_P2P_LEVEL"]
     assert (row.grade, row.requested, row.seen) == ("extra", None, "SYS")
-    assert "unknown hand" in str(row.detail)
+    assert "source unknown" in str(row.detail)
     refuse_not_effective(report.evidence)
 
 
