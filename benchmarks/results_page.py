@@ -69,8 +69,8 @@ table, whose seconds count (10 for each NCCL set and launch, as measured on two 
 one launch of each configuration happened to reach: in `h200-replay-nccl` the best is one of four sets that are one
 choice to NCCL.
 `h200-x2-restless` is simulated with what launches of drafting servers differed by on two H200 (10 %), which is more
-than most configurations do: few of our sweeps end as certain there. In landscapes of before, the columns of other
-policies are a day older than ours; nothing that they use has changed since.""",
+than most configurations do: few of our sweeps end as certain there. The columns of other policies are a day older than
+ours, which were measured again after rules were deleted (`search_rules`); nothing that the others use has changed.""",
 }
 
 
