@@ -181,7 +181,7 @@ class Engine(Protocol):
     def run_anchor(self, block: Block) -> BlockRecord | None:
         """Run one block with the live server's target alone (step count 0), then serve the configuration again.
 
-        None, and nothing changed, where the server was not launched with 0 among its step candidates, or cannot switch.
+        None, and nothing changed, if the server does not hold the target alone as a state.
         Raises EngineError.
         """
         ...

@@ -30,7 +30,7 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block, Prompt
 
-_PLAN_FILE = "states.json"
+PLAN_FILE = "states.json"
 """What the probe reads the planned states from, in the server's scratch folder."""
 _GRACE_S = 15.0
 _TRACE_STEPS = 24
@@ -261,7 +261,7 @@ class SGLangEngine:
             port=free_port(),
         )
         if states is not None:
-            (plan.folder / _PLAN_FILE).write_text(json.dumps(states.document()), encoding="utf-8")
+            (plan.folder / PLAN_FILE).write_text(json.dumps(states.document()), encoding="utf-8")
         self._launches += 1
         log_path = self._logs / f"{configuration.configuration_id}-{plan.folder.name}.log"
         self._write_record(plan, log_path)

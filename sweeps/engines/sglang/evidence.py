@@ -55,7 +55,8 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     if state is not None and not state.custom:
         resolved["disable_custom_all_reduce"] = "True"
     facts = [_facts(plan.folder, each, state) for each in live.handshakes]
-    # a state under custom all-reduce shares its log with none that leaves them to NCCL: only its arguments tell
+    # The communicator of a set may serve a state with custom all-reduce and one without. Its log then holds the decode
+    # operations of the latter, so only the arguments tell for a state with custom all-reduce.
     all_reduce = all_reduce_backend(resolved, log, facts if state is None or not state.custom else ())
     requested = {**plan.requested, **dict(live.configuration.nccl_env)}
     rows = grade_environment(

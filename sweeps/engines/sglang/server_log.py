@@ -20,7 +20,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NOISE = re.compile(
     r'^\[[^\]]*\] INFO: +\S+ - "(GET|POST) |Capturing batches|(it/s|s/it)\]$|UserWarning|warnings\.warn'
 )
-_STATE_FAILURE = "specsweep-state-failure "
+STATE_FAILURE = "specsweep-state-failure "
 """Begins the probe's line (`specsweep_probe.communicators.FAILURE_MARK`)."""
 _TAIL_LINES, _TAIL_CHARACTERS, _MESSAGE_CHARACTERS = 40, 6000, 600
 _STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -86,9 +86,9 @@ def _lines(text: str) -> Iterator[_Line]:
 def state_failure(text: str) -> StateFailure | None:
     """The first communicator that the probe says did not come up."""
     for line in _raw_lines(text):
-        if _STATE_FAILURE in line:
+        if STATE_FAILURE in line:
             try:
-                said = json.loads(line.partition(_STATE_FAILURE)[2])
+                said = json.loads(line.partition(STATE_FAILURE)[2])
                 return StateFailure(nccl_set=said["communicator"], error=said["error"])
             except (ValueError, KeyError, TypeError):
                 continue  # another process wrote into the line

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from specsweep_probe import communicators, states
 
+from sweeps.engines.sglang.engine import PLAN_FILE
+from sweeps.engines.sglang.launch_plan import nccl_log_settings
+from sweeps.engines.sglang.server_log import STATE_FAILURE
+
 PLAN: dict[str, Any] = {
     "first": "1x2-custom-ll",
     "deadline_s": 5.0,
@@ -140,6 +144,13 @@ def test_with_one_rank_the_sets_share_what_was_captured(
     keeper = keeper_of(worker, tmp_path)
     assert keeper.states["3x4-custom-ll"] is keeper.states["3x4-custom-default"]
     assert keeper.states["1x2-custom-ll"] is not keeper.states["3x4-custom-ll"]
+
+
+def test_probe_and_engine_agree_on_names() -> None:
+    assert states.PLAN_FILE == PLAN_FILE
+    assert communicators.FAILURE_MARK == STATE_FAILURE
+    own = nccl_log_settings(Path("/tmp"), replays_graphs=True)
+    assert {name: own[name] for name in communicators.LOG_VARIABLES} == communicators.LOG_VARIABLES
 
 
 class ModelRunner:
