@@ -105,7 +105,7 @@ def _accuracy_line(purpose: str, accuracy: Accuracy) -> str:
 
 
 def _break_even_document(found: BreakEven) -> dict[str, object]:
-    """`conditional_accuracy_needed` is for the target where there is one, for breaking even otherwise."""
+    """`conditional_accuracy_needed` is for the target if there is one, for breaking even otherwise."""
     wanted = found.target_accuracy or found.accuracy
     return {
         "cycle_ms": found.cycle_ms,

@@ -33,7 +33,7 @@ class Window:
     tok_s: float
     running: int
     accept_length: float | None
-    """None where the line has none or says 0.0, which the server writes for "not known"."""
+    """None if the line has none or says 0.0, which the server writes for "not known"."""
     graph: bool | None
     after_prefill: bool
 

@@ -3,7 +3,7 @@
     python -m ray_jobs.check_cluster SPEC [--address auto] [--out FOLDER] [--json FILE] [--trace]
 
 Takes seconds, or about a minute with GPUs, for the all-reduce table. `--trace` launches one server and says how much of
-verify is communication: no NCCL set can win more than that. Exit code 1 where a check failed.
+verify is communication: no NCCL set can win more than that. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.c
 
 
 def preflight(arguments: argparse.Namespace, out: Path) -> NodeReport:
-    """All checks in order; those of the node only where spec and cluster are sound."""
+    """All checks in order; those of the node only if spec and cluster are sound."""
     try:
         path = find_spec(arguments.spec)
         spec = read_spec(path)
@@ -95,7 +95,7 @@ def check_space(spec: SweepSpec, *, num_blocks: int) -> Check:
 def node_report(
     spec: SweepSpec, out: Path, *, all_reduce: bool, deadline_s: float, trace: Sequence[Block] | None
 ) -> NodeReport:
-    """Check the node this runs on; with blocks to `trace`, a server is launched where nothing has failed."""
+    """Check the node this runs on; with blocks to `trace`, a server is launched if nothing has failed."""
     report = check_node(spec, out, all_reduce=all_reduce, deadline_s=deadline_s)
     if trace is None or any(check.state == "failed" for check in report.checks):
         return report

@@ -64,7 +64,7 @@ def _group_of_their_own() -> Iterator[None]:
 
 
 def suitable_nodes(resources: ResourceSpec) -> list[dict[str, Any]]:
-    """Nodes that can hold one trial. Raises ClusterError with need and have where there is none."""
+    """Nodes that can hold one trial. Raises ClusterError with need and have if there is none."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     fit = [
         node
@@ -84,7 +84,7 @@ def suitable_nodes(resources: ResourceSpec) -> list[dict[str, Any]]:
 
 
 def waiting_for(resources: ResourceSpec) -> str | None:
-    """What the first trial will wait for where others hold the GPUs now; None where it can start."""
+    """What the first trial will wait for if others hold the GPUs now; None if it can start."""
     free = ray.available_resources().get("GPU", 0)
     if free >= resources.gpus:
         return None
@@ -92,7 +92,7 @@ def waiting_for(resources: ResourceSpec) -> str | None:
 
 
 def check_shared(folder: ResultsFolder, nodes: list[dict[str, Any]]) -> None:
-    """Raise ClusterError where a node other than this one does not see the results folder."""
+    """Raise ClusterError if a node other than this one does not see the results folder."""
     others = [node for node in nodes if node["NodeManagerHostname"] != socket.gethostname()]
     if not others:
         return
@@ -109,7 +109,7 @@ def check_shared(folder: ResultsFolder, nodes: list[dict[str, Any]]) -> None:
 
 
 def check_paths(spec: SweepSpec, nodes: list[dict[str, Any]]) -> None:
-    """Raise ClusterError where an absolute path of the spec (interpreter, model, drafter) is missing on a node."""
+    """Raise ClusterError if an absolute path of the spec (interpreter, model, drafter) is missing on a node."""
     used = spec.search.drafter or tuple(spec.drafters)[:1]
     named = {
         "engine.python": spec.engine.python,

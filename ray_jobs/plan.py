@@ -23,7 +23,7 @@ A later launch, and what the machine profiles of 8 GPUs add to the first one: 30
 60 s to compile kernels.
 """
 ASSUMED_BOOT_S = 330.0
-"""Of a later launch, with the weights in the page cache."""
+"""Seconds of a later launch, with the weights in the page cache."""
 ASSUMED_TOK_S = 60.0
 """Per request: the founding case's throughput with speculation."""
 _MOST_REASONS = 6
@@ -53,9 +53,9 @@ class Estimate:
     """Controls and incumbents included."""
     num_launches: int
     cold_boot_s: float
-    """Of the first launch: weights not yet in the page cache, kernels not yet compiled."""
+    """Seconds of the first launch: weights not yet in the page cache, kernels not yet compiled."""
     boot_s: float
-    """Of each later launch."""
+    """Seconds of each later launch."""
     trial_s: float
     """Warm-up and measured blocks of one trial."""
     source: str

@@ -16,7 +16,7 @@ RAY_SETTINGS = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
-"""Set in this process before Ray is imported, where the user has not set them; never passed to a server."""
+"""Set in this process before Ray is imported, if the user has not set them; never passed to a server."""
 LOCAL_SETTINGS = {"RAY_AUTH_MODE": "disabled"}
 """For a cluster of this process alone: else Ray leaves a token file behind that changes what `ray start` does later."""
 

@@ -58,7 +58,7 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
         text: of the spec; its fingerprint decides whose folder it is.
         must_exist: `--resume` was asked for.
 
-    Raises SpecError where the folder cannot be written, holds something else, is a packed recording, or belongs to
+    Raises SpecError if the folder cannot be written, holds something else, is a packed recording, or belongs to
     another spec or to another driver that is running.
     """
     folder = ResultsFolder(root.resolve())

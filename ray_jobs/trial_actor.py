@@ -127,7 +127,7 @@ class SweepTrainable(tune.Trainable):
 
 
 def check_visible_gpus(visible: str | None, num_gpus: int) -> None:
-    """Raise RuntimeError where the actor does not see exactly the GPUs it was promised."""
+    """Raise RuntimeError if the actor does not see exactly `num_gpus` GPUs."""
     seen = [gpu for gpu in (visible or "").split(",") if gpu]
     if len(seen) != num_gpus:
         raise RuntimeError(f"CUDA_VISIBLE_DEVICES: wanted {num_gpus} GPUs for this trial, got {visible!r}")

@@ -219,7 +219,7 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
 def exclusive_cpus(resources: ResourceSpec, nodes: Iterable[Mapping[str, Any]]) -> float:
     """CPUs to ask for, so that no node has room for a second trial beside the one whose server it runs.
 
-    Where the GPUs do not see to that (none asked for, or half of a node's), more than half of a node's CPUs do.
+    If the GPUs do not see to that (none asked for, or half of a node's), more than half of a node's CPUs do.
     """
     have: list[tuple[float, float]] = [
         (node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)) for node in nodes if node["Alive"]
@@ -235,7 +235,7 @@ def exclusive_cpus(resources: ResourceSpec, nodes: Iterable[Mapping[str, Any]]) 
 def _prompt_stop(folder: ResultsFolder) -> Iterator[None]:
     """On the first SIGINT, tell the actors before Tune does: one that waits for its server hears nothing from Tune.
 
-    Tune takes SIGUSR1 for the same, and leaves SIGINT alone where TUNE_DISABLE_SIGINT_HANDLER is set.
+    Tune takes SIGUSR1 for the same, and leaves SIGINT alone if TUNE_DISABLE_SIGINT_HANDLER is set.
     """
     folder.stop_request.unlink(missing_ok=True)
     if threading.current_thread() is not threading.main_thread():

@@ -53,7 +53,7 @@ class Results:
     engine: str
     target_tok_s: float | None
     num_configurations: int | None
-    """Size of the searched space, where the manifest tells."""
+    """Size of the searched space, if the manifest tells."""
     all_trials: pl.DataFrame
     trials: pl.DataFrame
     """Completed or pruned, with at least one valid block, the last attempt only; `launch` names the server's launch,
@@ -206,7 +206,7 @@ def _why_excluded(row: Mapping[str, Any], lost: Mapping[str, str], has_blocks: s
 
 
 def _measured_again(row: Mapping[str, Any], latest: pl.DataFrame) -> tuple[str, str] | None:
-    """A trial that died with its driver is no alarm where a later trial of its configuration ran in its role."""
+    """A trial that died with its driver is no alarm if a later trial of its configuration ran in its role."""
     if row["kind"] != "interrupted":
         return None
     same = (pl.col("configuration_id") == row["configuration_id"]) & (pl.col("role") == row["role"])
@@ -259,7 +259,7 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
 
 
 def _clocks_apart(trials: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[str]:
-    """Trials whose median SM clock is not the controls', or not the others' where no control has one."""
+    """Trials whose median SM clock differs from the controls', or from all other trials' if no control has one."""
     clocks = blocks.group_by("trial_id").agg(mhz=pl.col("sm_clock_mhz").median()).drop_nulls().sort("trial_id")
     controls = trials.filter(pl.col("role") == "control")["trial_id"].implode()
     of_controls = clocks.filter(pl.col("trial_id").is_in(controls))["mhz"].median()

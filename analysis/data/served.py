@@ -11,7 +11,7 @@ from sweeps.results.nccl_acts import ALL_REDUCE_KERNELS, BY_NCCL, NCCL_KERNELS
 
 
 def served_by(kernels: pl.DataFrame) -> pl.DataFrame:
-    """`trial_id`, `served`: `nccl` where NCCL ran an all-reduce of the target's forward, else the kernel that did.
+    """`trial_id`, `served`: `nccl` if NCCL ran an all-reduce of the target's forward, else the kernel that did.
 
     Trials without a trace, or without an all-reduce in it, are left out.
     """

@@ -35,7 +35,7 @@ def unread_variables(trials: pl.DataFrame, evidence: pl.DataFrame) -> dict[str, 
 
 
 def with_twins(trials: pl.DataFrame, evidence: pl.DataFrame) -> pl.DataFrame:
-    """Add `twin`: the configuration that a trial repeats in fact; its own, except where its NCCL set did not act."""
+    """Add `twin`: the configuration that a trial repeats in fact; its own, unless its NCCL set did not act."""
     unread = unread_variables(trials, evidence)
     rows = trials.select("trial_id", "configuration_id", "nccl_env", "all_reduce", *_SAME).to_dicts()
     plain = {_others(row): row["configuration_id"] for row in rows if not _settings(row["nccl_env"])}

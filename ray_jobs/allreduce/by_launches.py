@@ -24,9 +24,10 @@ MIN_DIFFERENCE = 0.03
 """Share of the default's median below which a difference is not worth a trial."""
 MAX_LAUNCH_DIFFERENCE = 0.10
 """Share by which launches of one and the same choice were seen to differ: 9.8 %, two H200, NCCL 2.28.9
-(`recordings/nccl_allreduce_h200_x2`), in two modes. The least difference where a table tells its own noise poorly."""
+(`recordings/nccl_allreduce_h200_x2`), in two modes. No smaller difference counts, because
+a table estimates its own noise poorly."""
 ENOUGH_LAUNCHES = 5
-"""Of one choice, to have seen both of two equally likely modes in 15 of 16 tables."""
+"""Launches of one choice that show both of two equally likely modes in 15 of 16 tables."""
 _OWN = (DEFAULT_SET, DEFAULT_AGAIN)
 
 
@@ -35,11 +36,11 @@ class _Default:
     """The default's choice in all its launches; dictionaries by tokens."""
 
     choice: Mapping[int, tuple[Any, ...]]
-    """Only where NCCL's log told it."""
+    """Only if NCCL's log told it."""
     base: Mapping[int, Mapping[str, float]]
     """Over the launches: mean of medians, union of spreads (p10 to p90)."""
     launches: int
-    """At the size that has the fewest; 0 where the log told no choice, as is `noise`."""
+    """At the size that has the fewest; 0 if the log told no choice, as is `noise`."""
     noise: float
     """The largest ratio of two medians of one size, less one."""
 
@@ -47,9 +48,9 @@ class _Default:
 def judge_sets(rows: Sequence[Row]) -> tuple[SetVerdict, ...]:
     """One verdict per set, in the order of the table, on CUDA-graph replay if it was measured, else eager.
 
-    A set is `slower` or `faster` at a size where its spread does not meet the default's and the medians differ by more
-    than `MIN_DIFFERENCE`. Where NCCL's log tells what it chose, sets that choose as the default does and can do nothing
-    else are `same`: launches of the default, whose largest difference (`MAX_LAUNCH_DIFFERENCE`, if larger, where the
+    A set is `slower` or `faster` at a size if its spread does not meet the default's and the medians differ by more
+    than `MIN_DIFFERENCE`. If NCCL's log tells what it chose, sets that choose as the default does and can do nothing
+    else are `same`: launches of the default, whose largest difference (`MAX_LAUNCH_DIFFERENCE`, if larger, if the
     table has few of them) is noise that every other set must exceed.
     """
     mode = mode_of(rows)
@@ -58,7 +59,7 @@ def judge_sets(rows: Sequence[Row]) -> tuple[SetVerdict, ...]:
 
 
 def launch_noise(rows: Sequence[Row]) -> float | None:
-    """By what share launches of the default's choice differ at most; None where NCCL's log told no choice."""
+    """By what share launches of the default's choice differ at most; None if NCCL's log told no choice."""
     default = _default(rows, mode_of(rows))
     return default.noise if default.choice else None
 

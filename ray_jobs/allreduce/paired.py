@@ -46,7 +46,7 @@ class Difference:
 
     share: float
     half_width: float
-    """Of the 95 % t interval over rounds; infinite with one round."""
+    """Half width of the 95 % t interval over rounds; infinite with one round."""
     least: float
     """What communicators of one kind may differ by."""
     base_us: float

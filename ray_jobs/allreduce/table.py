@@ -32,7 +32,7 @@ ALLREDUCE = pa.schema(
             "outcome", pa.string(), nullable=False
         ),  # ok | wrong_output | hang | crash | nccl_no_algorithm | nccl_refused | refused
         pa.field("reason", pa.string()),
-        pa.field("bytes", pa.int64()),  # this and the rest: null where the set gave no figures
+        pa.field("bytes", pa.int64()),  # this and the rest: null if the set gave no figures
         pa.field("tokens", pa.int32()),
         pa.field("mode", pa.string()),  # eager | graph
         pa.field("us_median", pa.float64()),

@@ -66,9 +66,9 @@ def check_node(
     Args:
         spec: the sweep; an engine without a server skips all of this.
         out: folder for the all-reduce table's logs.
-        all_reduce: measure the table where there are GPUs.
+        all_reduce: measure the table if there are GPUs.
         deadline_s: for one NCCL set to be set up, or to be timed in one round.
-        inherited: environment that a server would inherit here; this process's own where absent.
+        inherited: environment that a server would inherit here; this process's own if absent.
         conf_files: the configuration files that NCCL reads for a server's environment.
     """
     if spec.engine.is_virtual:
@@ -188,7 +188,7 @@ def _inherited(spec: SweepSpec, inherited: Mapping[str, str], removed: Sequence[
 
 
 def _all_reduces(table: AllReduceTable) -> Iterator[Check]:
-    """A set that hangs or is wrong must not be swept; where no set differs, sweeping NCCL is a waste."""
+    """A set that hangs or is wrong must not be swept; if no set differs, sweeping NCCL is a waste."""
     default = next((row for row in table.rows if row["set"] == "default" and row["outcome"] != "ok"), None)
     if default is not None:
         word = f"default: {default['outcome']}: {default['reason']}"

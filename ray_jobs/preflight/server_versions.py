@@ -1,6 +1,6 @@
 """Prints, as one JSON line, what the server's interpreter sees: GPUs, driver, CUDA, NCCL, torch, SGLang.
 
-Runs by file path on that interpreter; needs only the standard library (torch and SGLang are reported where present).
+Runs by file path on that interpreter; needs only the standard library (torch and SGLang are reported if present).
 """
 
 from __future__ import annotations

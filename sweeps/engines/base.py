@@ -36,7 +36,7 @@ Kind = Literal[
 Grade = Literal["effective", "seen", "not_seen", "overridden", "extra", "not_exercised"]
 
 TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "gpu_not_clean"})
-"""Kinds that one retry may cure; the others are properties of the configuration."""
+"""Kinds that one retry may cure; every other kind is a property of the configuration."""
 
 
 HEAD_TOKENS = 16
@@ -48,7 +48,7 @@ class EngineError(SpecsweepError):
     Attributes:
         stage: how far it came.
         kind: what went wrong.
-        log_tail: the last lines of the server's log, where there is one.
+        log_tail: the last lines of the server's log, if there is one.
         server_lives: the live server is sound, and serves its other states.
     """
 
@@ -77,7 +77,7 @@ class Evidence:
     seen: str | None
     """In the process: C getenv, or /server_info."""
     effective: str | None
-    """What the engine acts on, where that can be told."""
+    """What the engine acts on, if that can be told."""
     grade: Grade
     detail: str | None = None
     read_by_nccl: str | None = None
@@ -89,7 +89,7 @@ class LaunchReport:
     """A server that is up: proven by one real generation."""
 
     version: str
-    """Of the serving engine (`0.5.21`), or the machine profile's name and version."""
+    """Version of the serving engine (`0.5.21`), or the machine profile's name and version."""
     machine: str
     """GPU model and count, host, or the profile's name."""
     num_gpus: int
@@ -105,7 +105,7 @@ class LaunchReport:
     """The engine's own account of its settings: `num_steps`, `eagle_topk`, `attention_backend`, ..."""
     evidence: tuple[Evidence, ...] = ()
     all_reduce: str | None = None
-    """What serves decode-size all-reduces (`nccl`, `custom`, ...), where known."""
+    """What serves decode-size all-reduces (`nccl`, `custom`, ...), if known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +118,14 @@ class Request:
     ttft_ms: float | None
     latency_ms: float
     output_hash: str
-    """Of the generated token ids: equal for equal greedy output."""
+    """Hash of the generated token ids: equal for equal greedy output."""
     head_hash: str | None = None
-    """Of the first HEAD_TOKENS of them: equal heads of unequal outputs tell rounding from corruption."""
+    """Hash of the first HEAD_TOKENS ids: equal heads of unequal outputs distinguish rounding from corruption."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRecord:
-    """All that one block left."""
+    """Everything that one block measured."""
 
     started_s: float
     wall_s: float
@@ -171,7 +171,7 @@ class Engine(Protocol):
         ...
 
     def switch(self, configuration: Configuration) -> LaunchReport | None:
-        """Change the live server to `configuration` in place; None, and nothing changed, where only a launch can."""
+        """Change the live server to `configuration` in place; None, and nothing changed, if only a launch can."""
         ...
 
     def run_block(self, block: Block) -> BlockRecord:
@@ -187,7 +187,7 @@ class Engine(Protocol):
         ...
 
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:
-        """Profile a few cycles of `block`; None where the engine has no profiler."""
+        """Profile a few cycles of `block`; None if the engine has no profiler."""
         ...
 
     def close(self) -> None:

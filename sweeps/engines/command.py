@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_PORT = 30000
 
 MODEL = "MODEL"
-"""In a recorded command, where an engine without weights (simulated, replay) has no model."""
+"""Stands for the model in a recorded command of an engine without weights (simulated, replay)."""
 
 OTHER_INTERPRETERS = ("PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS")
 """Inherited values of these belong to this process (Ray sets the last to a trial's CPU count), not to the server."""
@@ -24,7 +24,7 @@ _ALIASES = {"tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size",
 
 
 def server_arguments(spec: SweepSpec, configuration: Configuration) -> dict[str, Scalar]:
-    """Server arguments by their canonical name; the configuration's win. `speculative-*` only where it speculates."""
+    """Server arguments by their canonical name; the configuration's win. `speculative-*` only if it speculates."""
     arguments = {_canonical(name): value for name, value in spec.engine.args.items()}
     arguments.update((_canonical(name), value) for name, value in configuration.args)
     if configuration.speculates:
@@ -101,7 +101,7 @@ def launch_environment(spec: SweepSpec, configuration: Configuration) -> dict[st
 
 
 def pinned_accept_length(spec: SweepSpec, configuration: Configuration) -> float | None:
-    """Tokens per cycle that the server simulates, at most steps + 1 (SGLang clips it so); None where it does not."""
+    """Tokens per cycle that the server simulates, at most steps + 1 (SGLang clips it so); None if it does not."""
     length = launch_environment(spec, configuration).get(PINNED_LENGTH)
     return min(float(length), configuration.num_steps + 1.0) if length and configuration.speculates else None
 
@@ -118,7 +118,7 @@ def _canonical(name: str) -> str:
 
 
 def _located(value: str) -> str:
-    """`value` under the project's folder where that exists, else as it is (a model's name)."""
+    """`value` under the project's folder if that exists, else as it is (a model's name)."""
     here = PROJECT / value
     return str(here) if not Path(value).is_absolute() and here.exists() else value
 

@@ -90,7 +90,7 @@ def nccl_conf_files(
 
 
 def _home() -> Path | None:
-    """Of this process's user; None for a user without an account, who has no such file for NCCL."""
+    """Home of this process's user; None for a user without an account, for whom NCCL reads no such file."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:

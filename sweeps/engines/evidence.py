@@ -25,7 +25,7 @@ _OURS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 _LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR"})
 """Set by container images and builds; NCCL reads none of them."""
 _WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
-"""Prefixes of variables that are reported where nobody asked for them."""
+"""Prefixes of variables that are reported although nobody asked for them."""
 _UNKNOWN_SOURCE = "source unknown; check sitecustomize, wrapper scripts and plugins"
 
 
@@ -37,7 +37,7 @@ class RankFacts:
     environment: Mapping[str, str]
     """By C getenv, from inside the rank: os.environ and /proc/PID/environ can both differ from it."""
     nccl: NcclLog | None = None
-    """None where NCCL's log was not asked for."""
+    """None if NCCL's log was not asked for."""
 
 
 def grade_environment(
@@ -54,8 +54,8 @@ def grade_environment(
     Args:
         requested: variables that the trial or its spec asks for.
         num_ranks: rows are made for ranks that never reported, too.
-        all_reduce: what serves decode-size all-reduces, where known: not `nccl` makes NCCL variables `not_exercised`.
-        decode_bytes: sizes of the decode's all-reduces; those between DECODE_BYTES_AT_LEAST and _AT_MOST where empty.
+        all_reduce: what serves decode-size all-reduces, if known: not `nccl` makes NCCL variables `not_exercised`.
+        decode_bytes: sizes of the decode's all-reduces; if empty, those between DECODE_BYTES_AT_LEAST and _AT_MOST.
     """
     reported = {facts.rank: facts for facts in ranks}
     operations = _decode_operations(ranks, decode_bytes)
@@ -164,7 +164,7 @@ def _acted_on(name: str, value: str, log: NcclLog, operations: Sequence[Operatio
 
 
 def _denied(name: str, value: str, log: NcclLog) -> str | None:
-    """Why connections or channels contradict the setting; None where they do not."""
+    """Why connections or channels contradict the setting; None if they do not."""
     kinds = {transport.split("/")[0] for transport in log.transports}
     cumem = {transport for transport in log.transports if transport.startswith(("P2P/CUMEM", "P2P/IPC"))}
     if name == "NCCL_P2P_LEVEL" and value == "SYS" and kinds and "P2P" not in kinds:
@@ -237,8 +237,8 @@ def all_reduce_backend(
 ) -> str | None:
     """What serves decode-size all-reduces: `none` (one rank), `nccl`, `nccl_symmetric`, `custom`, `flashinfer`, ...
 
-    NCCL's own log decides where it is there; else the server's arguments and log, in its order of preference.
-    None where neither tells.
+    NCCL's own log decides if it is there; else the server's arguments and log, in its order of preference.
+    None if neither tells.
     """
     if resolved.get("tp_size") == "1":
         return "none"
@@ -266,12 +266,12 @@ def grade_arguments(
     in_ranks: Sequence[Mapping[str, str]] = (),
     logged: Mapping[str, str | None] | None = None,
 ) -> tuple[Evidence, ...]:
-    """One row per requested argument (and rank, where ranks report it).
+    """One row per requested argument (and rank, if ranks report it).
 
     Args:
         requested: by the resolved names (`speculative_num_steps`).
         resolved: the server's own account, from /server_info.
-        logged: the same from the line in its log; where the two differ, the one that contradicts the request counts.
+        logged: the same from the line in its log; if the two differ, the one that contradicts the request counts.
         in_ranks: what each rank's worker holds, by the same names; may know fewer (of switches only it knows).
     """
     rows = []

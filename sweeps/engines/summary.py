@@ -14,7 +14,7 @@ _PHASES = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSummary:
-    """Means over the block's cycles (rank 0), in milliseconds; None where the phase does not exist."""
+    """Means over the block's cycles (rank 0), in milliseconds; None if the phase does not exist."""
 
     block_index: int
     started_s: float

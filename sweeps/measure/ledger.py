@@ -12,7 +12,7 @@ class Ledger:
 
     Args:
         now_s: the engine's clock.
-        since_s: where the account begins (the end of the last trial on the same GPUs, so that idling shows).
+        since_s: when the account begins (the end of the last trial on the same GPUs, so that idling shows).
     """
 
     def __init__(self, now_s: Callable[[], float], *, since_s: float) -> None:
@@ -27,7 +27,7 @@ class Ledger:
 
     @property
     def mark_s(self) -> float:
-        """Up to where everything is charged."""
+        """Everything before this time is charged."""
         return self._mark_s
 
     def charge(self, activity: Activity) -> float:

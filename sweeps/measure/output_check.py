@@ -1,4 +1,4 @@
-"""Two checks of what came out: did the draft do anything, and does the output agree with no speculation's.
+"""Two checks of a trial's output: was any draft token accepted, and does it equal the output without speculation?
 
 Greedy output must not depend on speculation or communication, but rounding may flip a near tie, after which the rest
 differs. So heads are compared (the first ids of each output): rounding flips few of them, corruption nearly all.
@@ -27,13 +27,13 @@ Outputs = Mapping[tuple[int | None, int, str], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Of one trial's heads with those of the controls."""
+    """Agreement of one trial's heads with those of the controls."""
 
     compared: int
     equal: int
-    """With the control that agrees best."""
+    """Agreement with the control that agrees best."""
     controls_share: float
-    """Agreement of the two controls that agree least; 1.0 where there is one control."""
+    """Agreement of the two controls that agree least; 1.0 if there is one control."""
 
     @property
     def share(self) -> float:
@@ -41,7 +41,7 @@ class Agreement:
 
 
 def refuse_inert_draft(blocks: Iterable[Mapping[str, Any]]) -> None:
-    """Raise EngineError (`draft_inert`) where no draft token was ever accepted: cost of speculation, none of its gain.
+    """Raise EngineError (`draft_inert`) if no draft token was ever accepted: cost of speculation, none of its gain.
 
     Args:
         blocks: rows of `blocks` of one trial.
@@ -60,7 +60,7 @@ def refuse_inert_draft(blocks: Iterable[Mapping[str, Any]]) -> None:
 
 
 def refuse_wrong_output(own: Outputs, controls: Sequence[Outputs]) -> Agreement | None:
-    """Raise EngineError (`wrong_output`) where fewer than half as many heads agree as between controls.
+    """Raise EngineError (`wrong_output`) if fewer than half as many heads agree as between controls.
 
     Returns the agreement; None without a control, or with fewer than COMPARED_AT_LEAST requests in common.
     """
@@ -102,7 +102,7 @@ def outputs_of(requests: Iterable[Mapping[str, Any]]) -> Outputs:
 
 
 def control_outputs(folder: ResultsFolder) -> tuple[Outputs, ...]:
-    """Of every control (trial ids `k...`) that has left its rows."""
+    """Heads of every control (trial ids `k...`) whose rows are in the folder."""
     pattern = f"{TRIAL_LETTERS['control']}*.parquet"
     parts = (path.stem.rpartition("-a") for path in sorted((folder.root / "tables" / "requests").glob(pattern)))
     tables = [read_part(folder, "requests", trial_id=trial_id, attempt=int(attempt)) for trial_id, _, attempt in parts]

@@ -1,4 +1,4 @@
-"""What is known of one trial: what was planned, how it ended, what a pruner decided, what the search found out."""
+"""Records of one trial: what was planned, how it ended, what a pruner decided, what the search found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlannedTrial:
     """See `name_trial`."""
     role: Role
     number: int | None
-    """Of the Optuna study; None for controls and incumbents, which are measured beside it."""
+    """Optuna's number of the trial; None for controls and incumbents, which are not in the study."""
     configuration: Configuration
     requested: Suggestion
     """Dimension -> value as suggested."""
@@ -89,7 +89,7 @@ def name_trial(role: Role, number: int) -> str:
     """`t0007`, `k0000`, `i0000`: a letter for the role, and a number of four digits or more.
 
     Args:
-        number: of the Optuna trial for a candidate; the others are counted, each role on its own.
+        number: Optuna's number for a candidate; controls and incumbents are counted from 0, each role on its own.
     """
     return f"{TRIAL_LETTERS[role]}{number:04d}"
 

@@ -91,7 +91,7 @@ def block_row(record: BlockRecord, summary: BlockSummary, block: Block) -> Row:
 
 
 def record_decision(folder: ResultsFolder, trial_id: str, decision: Decision, *, sweep_id: str, at_s: float) -> None:
-    """Leave the driver's decision to prune where the trial's actor finds it: a part of `events` of its own."""
+    """Write the driver's decision to prune, as a part of `events` of its own: there the trial's actor finds it."""
     row = {
         "sweep_id": sweep_id,
         "trial_id": trial_id,
@@ -124,13 +124,13 @@ def record_findings(
 
 
 def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
-    """Why the driver pruned a trial; None where it did not."""
+    """Why the driver pruned a trial; None if it did not."""
     rows = read_part(folder, "events", trial_id=trial_id + DECISION_SUFFIX, attempt=1).to_pylist()
     return str(rows[0]["detail"]) if rows else None
 
 
 def last_end_s(folder: ResultsFolder, node: str) -> float:
-    """Where the rows of a node end, on its engines' clock; 0 where it has none."""
+    """The time at which the rows of a node end, on its engines' clock; 0 if it has none."""
     trials = read_table(folder, "trials").select(["node", "ended_s"])
     return float(pc.max(trials.filter(pc.equal(trials["node"], node))["ended_s"]).as_py() or 0.0)
 
@@ -141,7 +141,7 @@ def interrupted(reason: str, num_blocks: int) -> Outcome:
 
 
 def settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as the tables hold them: text; absent where None."""
+    """Settings as the tables hold them: text; absent if None."""
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -156,7 +156,7 @@ def _configuration_columns(configuration: Configuration) -> Row:
 
 
 def report_columns(report: LaunchReport) -> Row:
-    """The columns of `trials` that a launch or switch tells."""
+    """The columns of `trials` that a launch or switch reports."""
     return {
         "engine_version": report.version,
         "machine": report.machine,

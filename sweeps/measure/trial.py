@@ -39,7 +39,7 @@ class TrialContext:
     anchors: bool = False
     """Measure step count 0 around each chain inside its live server (`control.in_server`)."""
     server: EngineSpec | None = None
-    """Of a real server: what the version of its first launch cannot run is then refused without a launch."""
+    """Given for a real server: configurations that its version cannot run are then refused without a launch."""
     node: str | None = None
 
     @property
@@ -55,11 +55,11 @@ class HeldEngine:
 
     engine: Engine
     not_before_s: float = 0.0
-    """Where an earlier engine's rows of this node end: a clock that started anew goes on from there."""
+    """The time at which an earlier engine's rows of this node end: a clock that started anew goes on from there."""
     live_launch_key: str | None = None
     report: LaunchReport | None = None
     version: str | None = None
-    """Of the serving engine, since the first launch."""
+    """Version of the serving engine; known since the first launch."""
     anchored: bool = False
     """An anchor is the last thing that the server measured."""
     offset_s: float = field(init=False)
@@ -124,7 +124,7 @@ class Measurement:
 
     @property
     def _report(self) -> LaunchReport | None:
-        """Of this trial's launch or switch; None before it."""
+        """Report of this trial's launch or switch; None before it."""
         return None if self._relaunched is None else self._held.report
 
     def advance(self) -> BlockSummary | Outcome:
@@ -151,7 +151,7 @@ class Measurement:
         return self._end(Outcome(status="completed"))
 
     def stop(self) -> Outcome:
-        """End the trial early: pruned where the driver's decision says so, interrupted otherwise. Idempotent."""
+        """End the trial early: pruned if the driver's decision says so, interrupted otherwise. Idempotent."""
         if self._outcome is not None:
             return self._outcome
         reason = prune_reason(self._context.folder, self._trial.trial_id)
@@ -242,7 +242,7 @@ class Measurement:
         return report
 
     def _measure(self, block: Block) -> BlockSummary:
-        """The block at the deciding concurrency; the ones beside it at the others leave their rows alone."""
+        """Run the block at the deciding concurrency, then at every other concurrency (for its rows only)."""
         summary = self._take(block)
         for beside in self._context.blocks:
             if not beside.warmup and beside.index == block.index and beside.concurrency != block.concurrency:
@@ -347,7 +347,7 @@ def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) 
     any other failed.
 
     Args:
-        only: this trial alone, where others are running.
+        only: this trial alone, if others are running.
     """
     recovered = []
     for path in left_journals(folder):
@@ -371,7 +371,7 @@ def _is_written(folder: ResultsFolder, rows: TrialRows) -> bool:
 
 
 def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
-    """Raise EngineError (`not_effective`) where a requested setting did not arrive or was overridden.
+    """Raise EngineError (`not_effective`) if a requested setting did not arrive or was overridden.
 
     Measuring it would report "no effect" of something that was never there.
     """

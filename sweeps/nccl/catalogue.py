@@ -1,8 +1,8 @@
 """NCCL's environment variables as data: legal values, defaults, versions, expected effect on decode.
 
 The table is `nccl_variables.csv`. Names, defaults and versions were read from NCCL's source, 2.3.5 to 2.30.7: `since`
-is the first release that reads the name, `until` the last where a later one does not. `decode` is the effect to expect
-on an all-reduce of 14 to 130 KB on one PCIe node (batch 1): high, medium, low, none, or empty where nothing is known.
+is the first release that reads the name, `until` the last one (empty if the newest still does). `decode` is the effect
+to expect on an all-reduce of 14 to 130 KB on one PCIe node (batch 1): high, medium, low, none, or empty if nothing is known.
 
 `values` has a small language: `0|1` alternatives, `64..512 step 32` and `1..` whole numbers, `integer`, `numbers 6`,
 `path`, `text`, and `list A B` for the per-function lists of NCCL_ALGO and NCCL_PROTO (see `nccl`).
@@ -43,7 +43,7 @@ class Variable:
         return self.until is not None and release(self.until) < OLDEST_NCCL
 
     def problem(self, value: str) -> str | None:
-        """What was wanted where `value` is illegal. Lists are checked by `nccl`, not here."""
+        """What was wanted, if `value` is illegal; else None. Lists are checked by `nccl`, not here."""
         kind, _, rest = self.values.partition(" ")
         if not value.strip() or value != value.strip() or not value.isprintable():
             return "wanted a value without blanks around it"

@@ -1,8 +1,8 @@
 """What NCCL says it did, from the lines of one rank's NCCL_DEBUG_FILE.
 
 Wanted: `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,TUNING,P2P,SHM` with a file per rank (`%h.%p`). NVIDIA
-promises no stable format: read are 2.21 to 2.30, a line that is not understood is passed over. Kernel names are no
-proof of a protocol and are not looked at.
+documents no format: the lines of 2.21 to 2.30 are read, and a line of unknown form is skipped. Kernel names do not
+prove a protocol, so they are not read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NcclLog:
-    """One rank's account. Empty where the log has no such line (several are printed by rank 0 alone)."""
+    """One rank's account. Empty if the log has no such line (several are printed by rank 0 alone)."""
 
     version: str | None = None
     rank: int | None = None
@@ -141,7 +141,7 @@ def _as_in_settings(word: str, names: tuple[str, ...]) -> str:
 
 
 def _enabled(protocols: str, algorithms: str) -> frozenset[str]:
-    """2 means enabled where NCCL thinks it safe (LL128)."""
+    """2 means enabled if NCCL thinks it safe (LL128)."""
     pairs = (*zip(PROTOCOLS, protocols.split(), strict=False), *zip(ALGORITHMS, algorithms.split(), strict=False))
     return frozenset(name for name, flag in pairs if flag != "0")
 

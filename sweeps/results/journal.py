@@ -43,7 +43,7 @@ class TrialRows:
         return {name: self.trial[name] for name in ("sweep_id", "trial_id", "attempt")}
 
     def write(self, folder: ResultsFolder) -> None:
-        """Write every part of the attempt; the `trials` part last, as the mark that the others are whole."""
+        """Write every part of the attempt; the `trials` part last, as the mark that all other parts are whole."""
         trial_id, attempt = self.trial["trial_id"], self.trial["attempt"]
         tables = {
             "blocks": self.blocks,
@@ -94,9 +94,9 @@ class Journal:
 
 
 def read_journal(path: Path) -> TrialRows | None:
-    """The rows of an attempt as far as its journal goes; a torn last line is dropped. None where nothing was begun.
+    """The rows of an attempt as far as its journal goes; a torn last line is dropped. None if nothing was begun.
 
-    Raises ValueError where a line before the last is broken: that is no torn write but a damaged file.
+    Raises ValueError if a line before the last is broken: that is no torn write but a damaged file.
     """
     rows: TrialRows | None = None
     lines = path.read_bytes().split(b"\n")

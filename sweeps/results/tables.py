@@ -29,11 +29,11 @@ _KEYS = [
 _SETTINGS = pa.map_(pa.string(), pa.string())
 Activity = Literal["launch", "weight_load", "capture", "switch", "warmup", "measure", "trace", "stop", "idle", "failed"]
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-"""What held GPUs can be doing; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
+"""Activities of held GPUs; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
 
 DRAFTING_COLUMNS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-"""Columns of `trials` that say how is drafted, all that accept length depends on; null without speculation, but for
-`num_steps` (0)."""
+"""Columns of `trials` that describe drafting. Accept length depends on nothing else. Without speculation `num_steps` is 0
+and the rest null."""
 
 CYCLE_COLUMNS = pa.schema(
     [
@@ -97,7 +97,7 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("kind", pa.string()),  # of a failure
             pa.field("reason", pa.string()),  # why pruned, failed or invalid
             pa.field("log_tail", pa.string()),
-            pa.field("configuration_id", pa.string()),  # null where the suggestion is none
+            pa.field("configuration_id", pa.string()),  # null if the suggestion is none
             pa.field("launch_key", pa.string()),
             pa.field("label", pa.string(), nullable=False),
             pa.field("relaunched", pa.bool_()),  # false: switched in place
@@ -240,7 +240,7 @@ def write_part(
 ) -> Path:
     """Write one part atomically (temporary name, synced, renamed); an older part of the attempt is replaced.
 
-    Raises TableError where a row does not fit the schema.
+    Raises TableError if a row does not fit the schema.
     """
     schema = TABLES[table].with_metadata({"specsweep.table": table, "specsweep.schema_version": str(SCHEMA_VERSION)})
     data = _fit(table, schema, rows)
@@ -275,18 +275,18 @@ def _fit(table: str, schema: pa.Schema, rows: pa.Table | Iterable[Mapping[str, A
 
 
 def remove_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> None:
-    """Remove a part that a repeated attempt has no rows for. No part is no error."""
+    """Remove a part that a repeated attempt has no rows for. A missing part is no error."""
     folder.part(table, trial_id, attempt).unlink(missing_ok=True)
 
 
 def read_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> pa.Table:
-    """One part (an empty table where there is none). Raises TableError for newer or foreign files."""
+    """One part (an empty table if there is none). Raises TableError for newer or foreign files."""
     path = folder.part(table, trial_id, attempt)
     return _read_part(path, table) if path.is_file() else TABLES[table].empty_table()
 
 
 def read_table(folder: ResultsFolder, table: str) -> pa.Table:
-    """All parts of a table (an empty table where there are none). Raises TableError for newer or foreign files."""
+    """All parts of a table (an empty table if there are none). Raises TableError for newer or foreign files."""
     parts = sorted((folder.root / "tables" / table).glob("*.parquet"))
     return pa.concat_tables([_read_part(path, table) for path in parts]) if parts else TABLES[table].empty_table()
 

@@ -210,7 +210,7 @@ def _is_length(value: str) -> bool:
 
 
 _LIMITS_OF_CONCURRENCY = {
-    "max-running-requests": "the others would wait",
+    "max-running-requests": "further requests would wait",
     "cuda-graph-max-bs": "larger batches would run without CUDA graphs",
 }
 """Server arguments that bound the batch, and what happens beyond."""

@@ -28,7 +28,7 @@ class SpecError(SpecsweepError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a spec: where, and what was wanted and what came."""
+    """One fault of a spec: its place, what was wanted, and what came."""
 
     key: Key
     message: str
@@ -45,7 +45,7 @@ class Document:
 
 
 def read_document(text: str, *, source: str) -> Document:
-    """Parse spec text. Raises SpecError where it is not a YAML mapping."""
+    """Parse spec text. Raises SpecError if it is not a YAML mapping."""
     try:
         values = yaml.safe_load(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -61,7 +61,7 @@ def read_document(text: str, *, source: str) -> Document:
 
 
 def refuse(problems: Iterable[Problem], *, source: str, lines: Mapping[Key, int]) -> None:
-    """Raise SpecError with one line per problem, in the order of the file; nothing where there is none."""
+    """Raise SpecError with one line per problem, in the order of the file; nothing if there is none."""
     numbered = [(_line(problem.key, lines), problem) for problem in problems]
     if numbered:
         numbered.sort(key=lambda pair: pair[0] or 0)
@@ -118,7 +118,7 @@ def _line(key: Key, lines: Mapping[Key, int]) -> int | None:
 
 
 def _own_key(loc: tuple[Any, ...], model: type) -> Key:
-    """The key in the document: pydantic appends the name of the tried type where a value may have several."""
+    """The key in the document: pydantic appends the name of the tried type if a value may have several."""
     key, hint = _follow(loc, model)
     return key if _is_scalar_union(hint) else tuple(loc)
 

@@ -67,7 +67,7 @@ class StatesSpec:
     nccl: bool = True
     """NCCL sets: each gets a communicator of its own in the same server."""
     all_reduce: bool = True
-    """SGLang's custom all-reduce and NCCL, where `disable-custom-all-reduce` is searched."""
+    """SGLang's custom all-reduce and NCCL, if `disable-custom-all-reduce` is searched."""
     trees: bool = True
     """Steps and draft tokens at a top-k above 1; `switch_in_place` decides at top-k 1."""
     max_per_server: AtLeastOne | Literal["auto"] = "auto"
@@ -90,7 +90,7 @@ class EngineSpec:
     recording: str | None = None
     """replay: the results folder whose blocks are resampled."""
     python: str | None = None
-    """sglang: interpreter of the server; this process's own where absent."""
+    """sglang: interpreter of the server; this process's own if absent."""
     launcher: tuple[str, ...] = ()
     """sglang: command put before the interpreter (numactl, a container run)."""
     model_path: str | None = None
@@ -101,7 +101,7 @@ class EngineSpec:
     env: Mapping[str, EnvValue] = field(default_factory=dict)
     """sglang: further environment variables of the server."""
     switch_in_place: bool = True
-    """Change step counts inside a live server where engine and version can; relaunch otherwise."""
+    """Change step counts inside a live server if engine and version can; relaunch otherwise."""
     states: StatesSpec = field(default_factory=StatesSpec)
     deadlines_s: Deadlines = field(default_factory=Deadlines)
 
@@ -127,9 +127,9 @@ class SearchSpec:
     eagle_topk: tuple[AtLeastOne, ...] = (1,)
     num_draft_tokens: tuple[AtLeastOne, ...] = ()
     """Tokens verified per cycle at top-k > 1; steps + 1 at top-k 1. Absent: as many as the tree offers, up to 8 (or
-    steps + 1 where that is more)."""
+    steps + 1 if that is more)."""
     drafter: tuple[str, ...] = ()
-    """Names from `drafters`; the first alone where absent."""
+    """Names from `drafters`; the first alone if absent."""
     nccl: tuple[str, ...] = (DEFAULT_NCCL_SET,)
     """Names from `nccl_sets`; `default` is the empty set."""
     args: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class WorkloadSpec:
     """Requests in flight at a time: one number or several. Every trial measures its configuration at each; the first
     is what the search decides on, and each has its own verdict."""
     requests_per_block: AtLeastOne = 1
-    """As many as the concurrency where that is more."""
+    """As many as the concurrency if that is more."""
     warmup_blocks: Count = 2
     blocks: AtLeastOne = 12
     temperature: NotNegative = 0.0

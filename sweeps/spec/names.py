@@ -10,7 +10,7 @@ DEFAULT_NCCL_SET = "default"
 """Name of the empty NCCL set, which every spec has."""
 
 DRAFTING = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-"""Dimensions that say how is drafted; the last three exist only with speculation."""
+"""Dimensions of drafting; the last three exist only with speculation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,4 +56,4 @@ SIMULATES_ACCEPTANCE = "SGLANG_SIMULATE_"
 """How the names of SGLang's variables for simulated acceptance begin."""
 
 PINNED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
-"""Tokens per cycle, bonus token included; SGLang takes steps + 1 where that is less."""
+"""Tokens per cycle, bonus token included; SGLang takes steps + 1 if that is less."""

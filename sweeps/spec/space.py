@@ -25,7 +25,7 @@ Suggestion = Mapping[str, Scalar]
 Settings = tuple[tuple[str, str], ...]
 
 TREE_DRAFT_TOKENS = 8
-"""Tokens verified per cycle at top-k > 1 where the spec gives none: the usual tree size of published EAGLE settings."""
+"""Tokens verified per cycle at top-k > 1 if the spec gives none: the usual tree size of published EAGLE settings."""
 
 MAX_SUGGESTIONS = 200_000
 """Largest product of dimensions that is enumerated (a few seconds)."""
@@ -133,7 +133,7 @@ class Space:
     def dimensions(self) -> tuple[Dimension, ...]:
         """In a fixed order, NCCL last so that a grid's neighbours differ in it alone.
 
-        `num_draft_tokens` and `drafter` only where the spec has values for them.
+        `num_draft_tokens` and `drafter` only if the spec has values for them.
         """
         search = self.spec.search
         named: list[tuple[str, tuple[Scalar, ...]]] = [

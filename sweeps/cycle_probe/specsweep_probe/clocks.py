@@ -1,4 +1,4 @@
-"""Marks in time: host time where work is synchronous (CPU), CUDA events on the current stream otherwise."""
+"""Marks in time: host time on a CPU, where work is synchronous, CUDA events on the current stream otherwise."""
 
 from __future__ import annotations
 

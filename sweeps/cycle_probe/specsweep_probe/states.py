@@ -165,7 +165,7 @@ class StateKeeper(States):
         self._registered = state
 
     def init_states(self, cuda_graph_bs: Any = None) -> None:
-        """SGLang has captured its own graphs: build the others."""
+        """SGLang has captured its own graphs: build the further states."""
         self._graph_sizes = cuda_graph_bs
         self.build_all()
 

@@ -39,7 +39,7 @@ BY_VERSION: dict[str, Targets] = {
 
 
 def targets_for(version: str) -> tuple[Targets, str | None]:
-    """The targets of an SGLang version, and a warning where the version is not in the table (the newest is used)."""
+    """The targets of an SGLang version, and a warning if the version is not in the table (the newest is used)."""
     release = version.split("+", maxsplit=1)[0]
     if release in BY_VERSION:
         return BY_VERSION[release], None

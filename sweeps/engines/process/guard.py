@@ -62,11 +62,11 @@ class ServerProcess:
         """Run `command` with exactly `env` (and the lease's mark); its output is appended to `log_path`.
 
         Args:
-            lease_dir: on a file system of this node; made where it is absent.
+            lease_dir: on a file system of this node; made if it is absent.
             grace_s: from the polite signal to SIGKILL, whoever asks for the end.
             scratch: folder that is removed once no process of the server is left, whatever became of the owner.
 
-        Raises EngineError (`engine_unavailable`) where the command cannot be run.
+        Raises EngineError (`engine_unavailable`) if the command cannot be run.
         """
         lease_dir.mkdir(parents=True, exist_ok=True)
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,12 +120,12 @@ class ServerProcess:
         )
 
     def returncode(self) -> int | None:
-        """None while the server runs; negative for a signal, also where the guard died and took it along."""
+        """None while the server runs; negative for a signal, also if the guard died and took it along."""
         list(self._news(0.0))
         return self._returncode
 
     def stop(self, timeout_s: float) -> None:
-        """End the server with all of its descendants and wait for it, at most `timeout_s`; `survivors` tells the rest.
+        """End the server with all of its descendants and wait at most `timeout_s`; `survivors` lists what is left.
 
         Idempotent. Polite first; SIGKILL after the grace that `start` was given.
         """

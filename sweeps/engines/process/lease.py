@@ -101,7 +101,7 @@ def process_table() -> dict[Identity, int]:
 
 
 def identify(pid: int) -> Identity | None:
-    """None where no live process has this pid."""
+    """None if no live process has this pid."""
     row = _stat(pid)
     return None if row is None else row[0]
 
@@ -282,7 +282,7 @@ def _owner(pid: int) -> tuple[int, ...]:
     """A descriptor that turns readable at the owner's death, should a fork of it keep the lifeline open."""
     try:
         return (os.pidfd_open(pid),)
-    except OSError:  # dead already (the lifeline tells), or Linux before 5.3
+    except OSError:  # the owner is dead already (the lifeline shows it), or Linux before 5.3
         return ()
 
 

@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and memory of exactly a trial's GPUs, through NVML; nothing where there is none.
+"""Clocks, power, temperature and memory of exactly a trial's GPUs, through NVML; nothing if there is none.
 
 A sampler thread reads while a block runs and not after it: a sample of the idle GPU behind the block would say that
 clocks are high and power is low.
@@ -60,7 +60,7 @@ class GpuTelemetry:
         self._nvml.nvmlShutdown()
 
     def used_bytes(self) -> dict[str, int]:
-        """Memory in use per GPU, whoever uses it."""
+        """Memory in use per GPU, by all processes together."""
         return {gpu: int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for gpu, handle in self._handles.items()}
 
     def users(self) -> tuple[GpuUser, ...]:

@@ -18,7 +18,7 @@ _POLL_S = 0.1
 
 
 class TrialGpus:
-    """Opened before a launch, closed after its stop. Does nothing where there is no NVML or no GPU.
+    """Opened before a launch, closed after its stop. Does nothing if there is no NVML or no GPU.
 
     Args:
         folder: of this node; remembers what a GPU held before the server that did not let go of it. Later launches,

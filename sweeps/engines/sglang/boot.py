@@ -34,7 +34,7 @@ class Boot:
         self._log_bytes = -1
 
     def wait_for_port(self, port: int) -> None:
-        """Return once a server answers on `port`. Raises EngineError where the server dies or a stage is late."""
+        """Return once a server answers on `port`. Raises EngineError if the server dies or a stage is late."""
         while not _answers(port):
             self._check()
             time.sleep(_POLL_S)
@@ -65,7 +65,7 @@ class Boot:
         return known.get(stage, limits.first_request)
 
     def failure(self, returncode: int | None, stage: Stage | None, late: str | None = None) -> EngineError:
-        """The error that the log explains; `late` where the server lives but took too long."""
+        """The error that the log explains; `late` if the server lives but took too long."""
         diagnosis = diagnose(self.log(), returncode=returncode, stage=stage)
         message = f"{late}: {diagnosis.message}" if late else diagnosis.message
         return EngineError(message, stage=diagnosis.stage, kind=diagnosis.kind, log_tail=diagnosis.tail)
@@ -83,7 +83,7 @@ def free_port() -> int:
     """A TCP port that can be bound now, outside the range that the OS gives to connections.
 
     A server binds it a minute or more later. By then any connection of the machine may have been given a port that was
-    free at first (seen on a node where Ray and another server started meanwhile).
+    free at first (seen on a node on which Ray and another server started meanwhile).
     """
     reserved = range(_FIRST_PORT, _first_ephemeral_port())
     for port in (*random.sample(reserved, min(_TRIES, len(reserved))), 0):
@@ -105,7 +105,7 @@ def _first_ephemeral_port() -> int:
 
 
 def prove_closed(port: int) -> None:
-    """Raises EngineError (`gpu_not_clean`) where somebody still listens on a stopped server's port."""
+    """Raises EngineError (`gpu_not_clean`) if somebody still listens on a stopped server's port."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -47,7 +47,7 @@ _FIRST_BLOCK = Block(
     temperature=0.0,
     ignore_eos=True,
 )
-"""Proves that the server generates, through verify where it speculates. Ids below 26 are in every vocabulary."""
+"""Proves that the server generates, through verify if it speculates. Ids below 26 are in every vocabulary."""
 
 
 class SGLangEngine:
@@ -100,7 +100,7 @@ class SGLangEngine:
         plan = self._history.plan(configuration, states)
         started_s = self.now_s()
         self._gpus = TrialGpus(self._spec.resources.gpus, self._node_folder / "gpus")
-        self._prove_free()  # at once, but where an earlier server has not let go
+        self._prove_free()  # at once, unless an earlier server still holds memory
         live = self._start(configuration, plan)
         try:
             live.boot.wait_for_port(live.plan.port)

@@ -31,7 +31,7 @@ KIND_RULES: tuple[tuple[KernelKind, str], ...] = (
     ("sampling", r"sampl|argmax|softmax|top_?[kp]|renorm|build_tree|verify_tree|accept|radixsort|multinomial"),
     ("gemm", r"gemm|gemv|matmul|nvjet|xmma|cublas|cutlass|split_?k|wgmma|marlin|dot_kernel"),
 )
-"""Kind and what its kernels are called, lower case; the first that fits, `other` where none does."""
+"""Kind and what its kernels are called, lower case; the first that fits, `other` if none does."""
 
 _PHASES: Mapping[str, Phase | None] = {
     "draft": "draft",
@@ -80,7 +80,7 @@ def read_kernel_times(path: Path) -> tuple[KernelTime, ...]:
 
 
 def communication_share(rows: Iterable[KernelTime], *, phase: Phase = "verify") -> float | None:
-    """Kernel time of communication over all kernel time of the phase; None where the phase has no kernels."""
+    """Kernel time of communication over all kernel time of the phase; None if the phase has no kernels."""
     of_phase = [row for row in rows if row.phase == phase]
     total = sum(row.us_per_cycle for row in of_phase)
     return sum(row.us_per_cycle for row in of_phase if row.kind == "communication") / total if total else None

@@ -37,7 +37,7 @@ class Launch:
 
     @property
     def page_size(self) -> int | None:
-        """As asked for, or as an attention backend forces it; None where SGLang chooses."""
+        """As asked for, or as an attention backend forces it; None if SGLang chooses."""
         wanted = self.args.get("page-size")
         asked = int(wanted) if isinstance(wanted, int | str) else None
         forced = [_FORCED_PAGE_SIZE[name] for name in sorted(self.backends) if name in _FORCED_PAGE_SIZE]
@@ -74,12 +74,12 @@ def check_limits(
     *,
     engine_env: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Why SGLang `version` cannot run a configuration, or None where nothing speaks against it.
+    """Why SGLang `version` cannot run a configuration, or None if nothing speaks against it.
 
     Args:
         configuration: effective, as `Space.resolve` gives it.
         engine_args: `engine.args` of the spec.
-        version: as the server reports it (`0.5.21`, `0.5.17.post1`); None where unknown.
+        version: as the server reports it (`0.5.21`, `0.5.17.post1`); None if unknown.
         engine_env: `engine.env` of the spec.
     """
     release = release_of(version)

@@ -1,6 +1,6 @@
 """A started SGLang server, and how to talk to it: generations, commands to its probes, its own endpoints.
 
-Whatever goes wrong in the talk is an EngineError that says why: the server's own last words where it has died.
+Every failed exchange is an EngineError with its reason: the last lines of the server's log if the server has died.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class LiveServer:
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
-        """The server's account of itself; the older name of the endpoint where the newer does not exist."""
+        """The server's account of itself; the older name of the endpoint if the newer does not exist."""
         for path in ("/server_info", "/get_server_info"):
             try:
                 answer: Mapping[str, Any] = json.loads(ask_server(self.url + path, timeout_s=_CONTROL_TIMEOUT_S))

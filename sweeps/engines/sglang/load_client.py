@@ -24,7 +24,7 @@ class ServerRefusedError(Exception):
     """The server answered, but not with tokens.
 
     Attributes:
-        status: HTTP status; 200 where the generation itself was aborted.
+        status: HTTP status; 200 if the generation itself was aborted.
     """
 
     def __init__(self, message: str, *, status: int) -> None:
@@ -70,7 +70,7 @@ class Load:
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length that the intervals cover together, gaps left out."""
+    """Length that the intervals cover together, without gaps."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))
@@ -202,7 +202,7 @@ def _digest(text: str) -> str:
 
 
 def _output_ids(documents: list[dict[str, Any]], output_tokens: int) -> tuple[int, ...] | None:
-    """The generated ids, whether chunks carry all so far or only the new ones; None where the server sends none."""
+    """The generated ids, whether chunks carry all so far or only the new ones; None if the server sends none."""
     last = documents[-1].get("output_ids")
     if last is not None and len(last) == output_tokens:
         return tuple(last)

@@ -1,4 +1,4 @@
-"""What a server's log tells: start-up times, the stage it reached, its resolved arguments, and why it died.
+"""What a server's log says: start-up times, the stage it reached, its resolved arguments, and why it died.
 
 Formats are those of the supported releases (`versions`). Logs are for people and change: what is not found is None,
 never an error.
@@ -28,7 +28,7 @@ _STAGES: tuple[Stage, ...] = get_args(Stage)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartupTimings:
-    """Seconds of a start, of the first rank; None where the log does not tell."""
+    """Seconds of a start, of the first rank; None if the log does not tell."""
 
     weight_load_s: float | None
     """Target and draft weights."""
@@ -142,7 +142,7 @@ _MILESTONE = re.compile(
 def resolved_arguments(text: str) -> dict[str, str | None]:
     """The server's own account of its arguments, by field name (`speculative_num_steps`); nested values stay text.
 
-    Empty where the log has no `server_args=` line. Both spellings are read: `ServerArgs(name=value)`
+    Empty if the log has no `server_args=` line. Both spellings are read: `ServerArgs(name=value)`
     and a dict literal (`versions`).
     """
     match = re.search(r"server_args=(?:ServerArgs\((?P<call>.*)\)|\{(?P<literal>.*)\})\s*$", text, re.MULTILINE)
@@ -184,7 +184,7 @@ def diagnose(text: str, *, returncode: int | None, stage: Stage | None = None) -
     """Why the server ended (`returncode`), or stands still although it lives (None).
 
     Args:
-        stage: where the caller knows it better than the log does (`first_request`, `measure`).
+        stage: given if the caller knows it better than the log does (`first_request`, `measure`).
     """
     stage = stage_reached(text) if stage is None else stage
     cause = _first_cause(text, ended=returncode is not None)
@@ -291,7 +291,7 @@ def _first_cause(text: str, *, ended: bool) -> _Line | None:
 
 
 def _causes(lines: list[_Line]) -> Iterator[_Line]:
-    """One per chain of tracebacks, of its first; `stamped` where the server reported the chain as fatal."""
+    """One per chain of tracebacks, of its first; `stamped` if the server reported the chain as fatal."""
     number = 0
     while number < len(lines):
         head = lines[number]

@@ -24,7 +24,7 @@ class StateHistory:
         self._failed: dict[str, StateFailure] = {}
         """NCCL sets whose communicator did not come up."""
         self._left_out: frozenset[Configuration] = frozenset()
-        """Configurations that the last server had no memory for: the next one builds them before the others."""
+        """Configurations that the last server had no memory for: the next server builds them first."""
 
     def plan(self, configuration: Configuration, states: Iterable[Configuration]) -> StatePlan | None:
         """The states of a server that is launched for `configuration`; None if its own is all there is."""

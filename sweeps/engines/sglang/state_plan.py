@@ -27,7 +27,7 @@ class State:
     communicator: str | None
     """NCCL set with a communicator of its own; None: the one that the server was launched with."""
     custom: bool
-    """SGLang's custom all-reduce where it applies; NCCL alone otherwise."""
+    """SGLang's custom all-reduce if it applies; NCCL alone otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

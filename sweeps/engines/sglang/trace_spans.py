@@ -55,7 +55,7 @@ def trace_files(folder: Path) -> tuple[Path, ...]:
 def read_when_whole(
     folder: Path, read: Callable[[Path], _Read], *, timeout_s: float, is_gone: Callable[[], bool]
 ) -> _Read | None:
-    """What `read` makes of the first rank's trace, once that is whole; None where none comes."""
+    """The result of `read` for the first rank's trace, once the file is whole; None if no trace comes."""
     deadline, last_bytes = time.monotonic() + timeout_s, -1
     while time.monotonic() < deadline and not is_gone():
         time.sleep(1.0)
