@@ -2,7 +2,8 @@
 
 The table is `nccl_variables.csv`. Names, defaults and versions were read from NCCL's source, 2.3.5 to 2.30.7: `since`
 is the first release that reads the name, `until` the last one (empty if the newest still does). `decode` is the effect
-to expect on an all-reduce of 14 to 130 KB on one PCIe node (batch 1): high, medium, low, none, or empty if nothing is known.
+to expect on an all-reduce of 14 to 130 KB on one PCIe node (batch 1): high, medium, low, none, or empty if nothing is
+known.
 
 `values` has a small language: `0|1` alternatives, `64..512 step 32` and `1..` whole numbers, `integer`, `numbers 6`,
 `path`, `text`, and `list A B` for the per-function lists of NCCL_ALGO and NCCL_PROTO (see `nccl`).

@@ -24,7 +24,7 @@ SGLANG_DEFAULTS: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_GRAPH_REGISTER": "0",
 }
-"""Variables that SGLang sets if they are unset (NCCL_GRAPH_REGISTER from 0.5.20): `unset` in a sweep means these values."""
+"""Variables that SGLang sets if they are unset (NCCL_GRAPH_REGISTER from 0.5.20): `unset` in a sweep means this."""
 
 _ALL = frozenset(PROTOCOLS)
 _SIMPLE = frozenset({"Simple"})

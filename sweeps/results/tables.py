@@ -32,8 +32,8 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 """Activities of held GPUs; each is a column `{activity}_s` of `trials`, wall seconds (x num_gpus = GPU seconds)."""
 
 DRAFTING_COLUMNS = ("num_steps", "eagle_topk", "num_draft_tokens", "drafter")
-"""Columns of `trials` that describe drafting. Accept length depends on nothing else. Without speculation `num_steps` is 0
-and the rest null."""
+"""Columns of `trials` that describe drafting. Accept length depends on nothing else. Without speculation `num_steps`
+is 0 and the rest null."""
 
 CYCLE_COLUMNS = pa.schema(
     [

@@ -149,7 +149,7 @@ def test_broken_documents(text: str, message: str) -> None:
         ),
         (
             {"workload__concurrency": 8, "engine__args": {"max-running-requests": 2}},
-            "workload.concurrency: 8 requests at a time, but max-running-requests is 2: the others would wait",
+            "workload.concurrency: 8 requests at a time, but max-running-requests is 2: further requests would wait",
         ),
         ({"workload__temperature": float("nan")}, "workload.temperature: wanted a finite number, got nan"),
         ({"workload__blocks": 0}, "workload.blocks: wanted greater than or equal to 1"),
