@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,8 +20,9 @@ from typing import Any
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.process import lease
-from sweeps.engines.process.lease import Identity, Lease
+from sweeps.engines.process.lease import Identity, Lease, LeaseError
 
+_SCRATCH_NAME = re.compile(re.escape(lease.SCRATCH_PREFIX) + r"(\d{1,10})-(\d{1,18})-(?:(\d{1,18})-)?\w+")
 _START_S = 60.0
 _POLL_S = 0.05
 
@@ -147,7 +149,7 @@ class ServerProcess:
         assert self._lease is not None
         try:
             return Lease.read(self._lease_path)
-        except FileNotFoundError:
+        except (FileNotFoundError, LeaseError):
             return self._lease
 
     def _news(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -176,7 +178,8 @@ class ServerProcess:
 def reap_leases(lease_dir: Path, *, timeout_s: float = 30.0) -> Reaped:
     """Kill what servers of this node left whose guard is gone; wait for the guards whose owner is gone.
 
-    Leases with a live owner are another's, and so are those of other hosts. Those of an earlier boot are removed.
+    Leases with a live owner are another's, and so are those of other hosts and of other pid namespaces of this boot.
+    Those of an earlier boot are removed. What is no lease of this user is not acted on.
     """
     killed: list[int] = []
     survivors: list[int] = []
@@ -188,31 +191,55 @@ def reap_leases(lease_dir: Path, *, timeout_s: float = 30.0) -> Reaped:
 
 
 def scratch_folder(parent: Path) -> Path:
-    """A new folder for one server of this process; its name says whose it is."""
+    """A new folder for one server of this process; its name says whose it is: pid, start time, pid namespace."""
     me = lease.identify(os.getpid())
     assert me is not None
-    return Path(tempfile.mkdtemp(prefix=f"server-{me.pid}-{me.started}-", dir=parent))
+    name = f"{lease.SCRATCH_PREFIX}{me.pid}-{me.started}-{_pid_namespace()}-"
+    return Path(tempfile.mkdtemp(prefix=name, dir=parent))
 
 
 def reap_scratch(parent: Path, lease_dir: Path) -> None:
-    """Remove folders whose process died before a guard had its lease on them."""
-    leased = {Lease.read(path).scratch for path in lease_dir.glob("*.json")}
-    for folder in parent.glob("server-*-*-*"):
-        pid, started = folder.name.split("-")[1:3]
-        if not _lives(Identity(int(pid), int(started))) and str(folder.absolute()) not in leased:
+    """Remove folders whose process died before a guard had its lease on them.
+
+    Folders of another pid namespace stay until the next boot: whether their process lives cannot be seen from here.
+    """
+    leased = {left.scratch for left in map(_read_lease, lease_dir.glob("*.json")) if left is not None}
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        found = _SCRATCH_NAME.fullmatch(folder.name)
+        if found is None or str(folder.absolute()) in leased:
+            continue
+        pid, started, namespace = found.groups()
+        elsewhere = namespace is not None and int(namespace) != _pid_namespace() and not _is_of_an_earlier_boot(folder)
+        if not elsewhere and not _lives(Identity(int(pid), int(started))):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _is_of_an_earlier_boot(folder: Path) -> bool:
+    booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return folder.lstat().st_ctime < booted_s - 1.0
+
+
+def _read_lease(path: Path) -> Lease | None:
+    """None if its guard has just finished, or if the file is no lease of this user."""
+    try:
+        return Lease.read(path)
+    except (FileNotFoundError, LeaseError):
+        return None
 
 
 def _reap(path: Path, timeout_s: float, *, guard_ended: bool) -> Reaped:
     nothing = Reaped(killed=(), survivors=())
-    try:
-        left = Lease.read(path)
-    except FileNotFoundError:  # its guard has just finished
+    left = _read_lease(path)
+    if left is None or left.host != os.uname().nodename:
         return nothing
-    if left.host != os.uname().nodename:
-        return nothing
-    if left.boot != lease.this_boot():
+    if not left.is_of_this_boot:
         left.end(path)
+        return nothing
+    if left.boot != lease.this_boot():  # another container of this host: its pids mean nothing here
         return nothing
     deadline = time.monotonic() + timeout_s
     if not guard_ended and _lives(left.guard):

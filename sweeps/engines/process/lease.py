@@ -15,6 +15,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -31,6 +32,12 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _POLL_S = 0.05
 _ORPHAN_GRACE_S = 2.0  # for what outlives a stopped server, such as the resource tracker that frees its shared memory
 _FIRST_RECORD_S, _LAST_RECORD_S = 0.5, 30.0
+SCRATCH_PREFIX = "server-"
+"""Begins the name of every server's own folder, which lies beside the folder of the leases."""
+
+
+class LeaseError(ValueError):
+    """A file that is no lease of this user: another owner, a link, or not what a guard writes."""
 
 
 class Identity(NamedTuple):
@@ -65,24 +72,66 @@ class Lease:
 
     @classmethod
     def read(cls, path: Path) -> Lease:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        server, owner = fields["server"], fields.get("owner")
-        return cls(
-            lease_id=fields["lease_id"],
-            host=fields["host"],
-            boot=fields["boot"],
-            guard=Identity(*fields["guard"]),
-            server=Identity(*server) if server else None,
-            recorded=tuple(Identity(*item) for item in fields["recorded"]),
-            scratch=fields.get("scratch"),
-            owner=Identity(*owner) if owner else None,
-        )
+        """Raises FileNotFoundError, and LeaseError for a file that is not this user's own lease."""
+        try:
+            fields = json.loads(_own_text(path))
+            return cls(
+                lease_id=_text(fields["lease_id"]),
+                host=_text(fields["host"]),
+                boot=_text(fields["boot"]),
+                guard=_identity(fields["guard"]),
+                server=None if fields["server"] is None else _identity(fields["server"]),
+                recorded=tuple(map(_identity, fields["recorded"])),
+                scratch=None if fields.get("scratch") is None else _text(fields["scratch"]),
+                owner=None if fields.get("owner") is None else _identity(fields["owner"]),
+            )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise LeaseError(f"{path}: not a lease of this user: {error}") from error
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        return self.boot.split(" ")[0] == this_boot().split(" ")[0]
 
     def end(self, path: Path) -> None:
-        """Nothing of the server is left: remove its folder, then the lease file."""
+        """Nothing of the server is left: remove its folder, then the lease file.
+
+        A folder that does not lie beside the folder of `path`, under a server's name, is not touched.
+        """
         if self.scratch:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            folder = Path(self.scratch)
+            if folder.parent == path.absolute().parent.parent and folder.name.startswith(SCRATCH_PREFIX):
+                shutil.rmtree(folder, ignore_errors=True)
         path.unlink(missing_ok=True)
+
+
+def _own_text(path: Path) -> str:
+    """A regular file of this user, not reached through a link in its last part."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    about = os.fstat(descriptor)
+    if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise ValueError(f"a file of user {about.st_uid}" if stat.S_ISREG(about.st_mode) else "not a plain file")
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        return file.read()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"wanted text, got {type(value).__name__}")
+    return value
+
+
+def _identity(value: object) -> Identity:
+    match value:
+        case [int(pid), int(started)]:
+            return Identity(pid, started)
+        case _:
+            raise TypeError("wanted a pid and a start time")
 
 
 def this_boot() -> str:
@@ -182,7 +231,8 @@ class _Guard:
     def start(self) -> None:
         self.lease.write(self.path)  # before there is anything to lose
         with Path(self.request["log_path"]).open("ab") as log:
-            server = subprocess.Popen(
+            # Kept, because a Popen that is collected reaps its child: `reap` would never see the return code.
+            self.server = subprocess.Popen(
                 self.request["command"],
                 env=self.request["env"],
                 stdin=subprocess.DEVNULL,
@@ -191,10 +241,10 @@ class _Guard:
                 start_new_session=True,
                 preexec_fn=partial(_die_with, os.getpid()),
             )
-        self.server_pid = server.pid
-        self.lease = replace(self.lease, server=identify(server.pid))
+        self.server_pid = self.server.pid
+        self.lease = replace(self.lease, server=identify(self.server_pid))
         self.lease.write(self.path)
-        _tell(guard=self.lease.guard, server_pid=server.pid)
+        _tell(guard=self.lease.guard, server_pid=self.server_pid)
 
     def watch(self) -> None:
         """Return once the server has ended, the owner is gone, or someone asks for the end."""
@@ -304,7 +354,7 @@ def main() -> None:
     guard = _Guard(json.loads(line))
     try:
         guard.start()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a word of the command or in a variable
         guard.lease.end(guard.path)
         _tell(error=str(error))
         return

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow as pa
 from sweeps.engines.base import BlockRecord, EngineError, KernelTime, LaunchReport
 from sweeps.engines.command import recorded_command, recorded_environment, recorded_removals
 from sweeps.engines.process.guard import ServerProcess, reap_leases, reap_scratch, scratch_folder
+from sweeps.engines.process.node_folder import default_node_folder, open_node_folder
 from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
 from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs
@@ -66,7 +66,7 @@ class SGLangEngine:
     ) -> None:
         self._spec = spec
         self._logs = logs
-        self._node_folder = node_folder or Path(tempfile.gettempdir()) / f"specsweep-{os.getuid()}"
+        self._node_folder = node_folder or default_node_folder()
         self._stop_request = stop_request
         self._live: LiveServer | None = None
         self._held = held_by(spec.engine)
@@ -239,6 +239,7 @@ class SGLangEngine:
 
     def _reap(self) -> None:
         """Before the first launch: what earlier engines of this node left behind."""
+        open_node_folder(self._node_folder)
         if self._launches == 0:
             reaped = reap_leases(self._node_folder / "leases")
             if reaped.survivors:
@@ -250,7 +251,6 @@ class SGLangEngine:
             reap_scratch(self._node_folder, self._node_folder / "leases")
 
     def _start(self, configuration: Configuration, states: StatePlan | None) -> LiveServer:
-        self._node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._logs.mkdir(parents=True, exist_ok=True)
         plan = plan_launch(
             self._spec,

@@ -1,5 +1,6 @@
 """Real processes: whatever ends owner, guard or server, nothing of the server is left and nobody else is touched."""
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.process import lease
@@ -396,3 +399,99 @@ def test_leases_of_other_hosts_stay_and_of_earlier_boots_go(bench: Bench, host: 
     lease.Lease("0" * 32, host, "earlier boot", nobody, nobody).write(bench.leases / "old.json")
     assert reap_leases(bench.leases).killed == ()
     assert (bench.leases / "old.json").exists() is stays
+
+
+def test_containers_of_one_host_leave_each_other_alone(bench: Bench) -> None:
+    """Same host name and boot, another pid namespace: the pids of the lease mean nothing here, and its server may live."""
+    bench.leases.mkdir()
+    bench.scratch.mkdir()
+    boot_id = lease.this_boot().split(" ")[0]
+    nobody = lease.Identity(os.getpid(), 0)
+    left = lease.Lease("0" * 32, os.uname().nodename, f"{boot_id} pid:[1]", nobody, nobody, scratch=str(bench.scratch))
+    left.write(bench.leases / "other.json")
+    elsewhere = bench.log.parent / f"server-{os.getpid()}-0-1-abc"
+    elsewhere.mkdir()
+    assert reap_leases(bench.leases) == Reaped(killed=(), survivors=())
+    reap_scratch(bench.log.parent, bench.leases)
+    assert (bench.leases / "other.json").exists()
+    assert bench.scratch.exists()
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("name", ["precious", "server-1/precious", "server-1/..", "../server-1", "."])
+def test_a_lease_removes_no_folder_but_a_scratch_folder_beside_it(bench: Bench, name: str) -> None:
+    precious = bench.log.parent / "precious"
+    for folder in (bench.leases, precious, bench.scratch / "precious"):
+        folder.mkdir(parents=True)
+        (folder / "thesis.txt").touch()
+    nobody = lease.Identity(os.getpid(), 0)
+    forged = lease.Lease("0" * 32, os.uname().nodename, "earlier boot", nobody, scratch=f"{bench.log.parent}/{name}")
+    forged.write(bench.leases / "forged.json")
+    reap_leases(bench.leases)
+    assert not (bench.leases / "forged.json").exists()
+    assert all((folder / "thesis.txt").exists() for folder in (precious, bench.scratch / "precious"))
+
+
+def test_a_lease_behind_a_link_and_one_that_is_no_file_are_not_acted_on(bench: Bench) -> None:
+    bench.leases.mkdir()
+    nobody = lease.Identity(os.getpid(), 0)
+    outside = bench.log.parent / "outside.json"
+    lease.Lease("0" * 32, os.uname().nodename, "earlier boot", nobody).write(outside)
+    (bench.leases / "link.json").symlink_to(outside)
+    (bench.leases / "folder.json").mkdir()
+    os.mkfifo(bench.leases / "pipe.json")
+    assert reap_leases(bench.leases) == Reaped(killed=(), survivors=())
+    assert sorted(path.name for path in bench.leases.iterdir()) == ["folder.json", "link.json", "pipe.json"]
+    bench.leases.rename(bench.log.parent / "read")
+
+
+_LEASE = {
+    "lease_id": "0" * 32,
+    "host": os.uname().nodename,
+    "boot": "b",
+    "guard": [1, 1],
+    "server": None,
+    "recorded": [],
+}
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.binary()
+    | st.fixed_dictionaries({}, optional={name: _JSON for name in (*_LEASE, "scratch", "owner")}).map(
+        lambda fields: json.dumps({**_LEASE, **fields, "host": "another"}).encode()
+    )
+)
+def test_no_content_of_a_lease_stops_a_launch(bench: Bench, content: bytes) -> None:
+    bench.leases.mkdir(exist_ok=True)
+    (bench.leases / "some.json").write_bytes(content)
+    assert reap_leases(bench.leases) == Reaped(killed=(), survivors=())
+    reap_scratch(bench.log.parent, bench.leases)
+    (bench.leases / "some.json").unlink()
+
+
+@pytest.mark.parametrize("name", ["server-a-b-c", "server-1", "server-99999999999999999999-1-x", "server--1-1-x"])
+def test_folders_of_other_names_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    reap_scratch(tmp_path, tmp_path / "leases")
+    assert (tmp_path / name).exists()
+
+
+def test_a_command_that_ends_at_once_tells_its_code(bench: Bench) -> None:
+    for _ in range(5):
+        server = ServerProcess.start(
+            ["/bin/sh", "-c", "exit 3"], env={}, log_path=bench.log, lease_dir=bench.leases, grace_s=1.0
+        )
+        until(lambda server=server: server.returncode() is not None, "the end of the server")
+        assert server.returncode() == 3
+        server.stop(20)
+
+
+def test_a_nul_in_the_command_is_an_engine_error_and_leaves_no_lease(bench: Bench) -> None:
+    with pytest.raises(EngineError, match="null byte") as raised:
+        ServerProcess.start(["/bin/tr\0ue"], env={}, log_path=bench.log, lease_dir=bench.leases, grace_s=1.0)
+    assert raised.value.kind == "engine_unavailable"
+    assert bench.no_lease()
