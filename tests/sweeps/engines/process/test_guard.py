@@ -402,7 +402,7 @@ def test_leases_of_other_hosts_stay_and_of_earlier_boots_go(bench: Bench, host: 
 
 
 def test_containers_of_one_host_leave_each_other_alone(bench: Bench) -> None:
-    """Same host name and boot, another pid namespace: the pids of the lease mean nothing here, and its server may live."""
+    """Same host name and boot, another pid namespace: the pids of a lease mean nothing here; its server may live."""
     bench.leases.mkdir()
     bench.scratch.mkdir()
     boot_id = lease.this_boot().split(" ")[0]
@@ -461,7 +461,7 @@ _JSON = st.recursive(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary()
-    | st.fixed_dictionaries({}, optional={name: _JSON for name in (*_LEASE, "scratch", "owner")}).map(
+    | st.fixed_dictionaries({}, optional=dict.fromkeys((*_LEASE, "scratch", "owner"), _JSON)).map(
         lambda fields: json.dumps({**_LEASE, **fields, "host": "another"}).encode()
     )
 )
@@ -480,14 +480,13 @@ def test_folders_of_other_names_stay(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).exists()
 
 
-def test_a_command_that_ends_at_once_tells_its_code(bench: Bench) -> None:
-    for _ in range(5):
-        server = ServerProcess.start(
-            ["/bin/sh", "-c", "exit 3"], env={}, log_path=bench.log, lease_dir=bench.leases, grace_s=1.0
-        )
-        until(lambda server=server: server.returncode() is not None, "the end of the server")
-        assert server.returncode() == 3
-        server.stop(20)
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_command_that_ends_at_once_tells_its_code(bench: Bench, attempt: int) -> None:
+    command = ["/bin/sh", "-c", f"exit {attempt}"]
+    server = ServerProcess.start(command, env={}, log_path=bench.log, lease_dir=bench.leases, grace_s=1.0)
+    until(lambda: server.returncode() is not None, "the end of the server")
+    assert server.returncode() == attempt
+    server.stop(20)
 
 
 def test_a_nul_in_the_command_is_an_engine_error_and_leaves_no_lease(bench: Bench) -> None:
