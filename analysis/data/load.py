@@ -93,12 +93,30 @@ def load(root: str | Path) -> Results:
     if every.is_empty():
         wanted = folder.root / "tables" / "trials"
         raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {wanted}")
+    read = ("blocks", "anchors", "kernels", "evidence")
+    return _results(folder.root, manifest, {"trials": every, **{name: _frame(folder, name) for name in read}})
+
+
+def from_tables(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], *, root: Path = Path()) -> Results:
+    """As `load`, of a sweep in memory: a simulated one, say.
+
+    Args:
+        tables: by name, with the columns of `sweeps.results.tables.TABLES`; a table that is missing has no rows.
+        manifest: `sweep_id` and `engine` at least, as `sweep.json` has them.
+        root: what `Results.root` says.
+    """
+    frames = {name: _polars(tables.get(name, schema.empty_table())) for name, schema in TABLES.items()}
+    return _results(root, manifest, frames)
+
+
+def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Results:
+    every = frames["trials"]
     last = pl.col("attempt") == pl.col("attempt").max().over("trial_id")
     superseded = [_exclude_trial(row, "superseded", "another attempt followed") for row in _rows(every.filter(~last))]
     latest = every.filter(last)
-    evidence = _of(_frame(folder, "evidence"), latest)
+    evidence = _of(frames["evidence"], latest)
     lost = _lost_settings(evidence)
-    measured = _of(_frame(folder, "blocks"), latest).with_columns(pl.col("concurrency").fill_null(1))
+    measured = _of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1))
     concurrencies = tuple(measured.sort("started_s")["concurrency"].unique(maintain_order=True))
     all_blocks, dropped = _valid_blocks(measured, latest)
     has_blocks = set(all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))["trial_id"])
@@ -106,7 +124,7 @@ def load(root: str | Path) -> Results:
     for row in _rows(latest):
         if (why := _why_excluded(row, lost, has_blocks)) is not None:
             left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
-    traced = _of(_frame(folder, "kernels"), latest)
+    traced = _of(frames["kernels"], latest)
     launched = with_served(_with_launches(latest), traced)
     trials = with_twins(launched, evidence).filter(~pl.col("trial_id").is_in(list(left_out)))
     all_blocks = all_blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
@@ -117,7 +135,7 @@ def load(root: str | Path) -> Results:
         if row["status"] == "pruned"
     ]
     return Results(
-        root=folder.root,
+        root=root,
         sweep_id=str(manifest["sweep_id"]),
         engine=str(manifest["engine"]),
         target_tok_s=manifest.get("target_tok_s"),
@@ -127,7 +145,7 @@ def load(root: str | Path) -> Results:
         blocks=blocks,
         all_blocks=all_blocks,
         concurrencies=concurrencies,
-        anchors=_of(_frame(folder, "anchors"), trials),
+        anchors=_of(frames["anchors"], trials),
         kernels=_of(traced, trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
@@ -172,10 +190,14 @@ def _manifest(folder: ResultsFolder) -> dict[str, Any]:
 
 def _frame(folder: ResultsFolder, table: str) -> pl.DataFrame:
     try:
-        frame = pl.from_arrow(read_table(folder, table))
+        return _polars(read_table(folder, table))
     except (pa.ArrowException, OSError) as error:
         first_line = str(error).splitlines()[0]
         raise TableError(f"{folder.root}: a part of `{table}` cannot be read: {first_line}") from error
+
+
+def _polars(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
 

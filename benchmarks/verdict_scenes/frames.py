@@ -1,0 +1,139 @@
+"""A simulated sweep as the tables that `analysis` reads, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.data.load import Results, from_tables
+from benchmarks.verdict_scenes.plan import BLOCK_S, BOOT_S
+from benchmarks.verdict_scenes.sweep import Sweep
+from benchmarks.verdict_scenes.truth import BLOCK_TOKENS, DEFAULT_SET
+from sweeps.results.tables import ACTIVITIES, TABLES
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+_AWAY = timedelta(hours=5)
+
+
+def results_of(sweep: Sweep) -> Results:
+    """What `analysis` makes of it."""
+    tables = {"trials": _table("trials", _trials(sweep)), "blocks": _table("blocks", _blocks(sweep))}
+    manifest = {"sweep_id": "simulated", "engine": "simulated", "num_configurations": None, "target_tok_s": None}
+    return from_tables(tables, manifest, root=Path("simulated"))
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    schema = TABLES[name]
+    height = len(columns["trial_id"])
+    assert set(columns) <= set(schema.names)
+    arrays = [
+        pa.array(columns[field.name], type=field.type) if field.name in columns else pa.nulls(height, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _trials(sweep: Sweep) -> dict[str, Any]:
+    members, plan, table = sweep.configurations, sweep.plan, sweep.table
+    count = len(members)
+    whole = sweep.num_blocks == plan.num_blocks
+    statuses = [
+        "failed" if bad else "completed" if end else "pruned" for bad, end in zip(sweep.failed, whole, strict=True)
+    ]
+    after = table.nodes >= plan.num_nodes
+    nothing: list[list[tuple[str, str]]] = [[]] * count
+    variables = [[] if each.nccl == DEFAULT_SET else [("NCCL_PROTO", each.nccl)] for each in members]
+    return {
+        "sweep_id": ["simulated"] * count,
+        "trial_id": list(sweep.names),
+        "attempt": np.ones(count, dtype=np.int32),
+        "role": [slot.role for slot in table.slots],
+        "engine": ["simulated"] * count,
+        "machine": ["simulated"] * count,
+        "node": _nodes(sweep),
+        "num_gpus": np.full(count, 8, dtype=np.int32),
+        "acceptance": ["measured"] * count,
+        "status": statuses,
+        "stage": ["load" if bad else None for bad in sweep.failed],
+        "kind": ["crash" if bad else None for bad in sweep.failed],
+        "configuration_id": [each.configuration_id for each in members],
+        "launch_key": [each.launch_key for each in members],
+        "label": [each.label for each in members],
+        "relaunched": table.relaunched,
+        "requested": nothing,
+        "num_steps": np.array([each.num_steps for each in members], dtype=np.int32),
+        "eagle_topk": [each.topk if each.speculates else None for each in members],
+        "num_draft_tokens": [each.draft_tokens if each.speculates else None for each in members],
+        "drafter": ["eagle3" if each.speculates else None for each in members],
+        "nccl_set": [each.nccl for each in members],
+        "nccl_env": variables,
+        "args": nothing,
+        "env": nothing,
+        "all_reduce": ["nccl"] * count,
+        "command": [["server"]] * count,
+        "environment": variables,
+        "started_at": [
+            _START + timedelta(seconds=at) + (_AWAY if late else timedelta())
+            for at, late in zip(table.started_s, after, strict=True)
+        ],
+        "started_s": table.started_s,
+        "ended_s": table.started_s + BLOCK_S * sweep.num_blocks,
+        "num_blocks": np.where(sweep.failed, 0, sweep.num_blocks).astype(np.int32),
+        **{f"{activity}_s": np.zeros(count) for activity in ACTIVITIES},
+        "launch_s": np.where(table.relaunched, BOOT_S, 0.0),
+        "measure_s": BLOCK_S * sweep.num_blocks,
+    }
+
+
+def _nodes(sweep: Sweep) -> list[str]:
+    """A host that takes over under the same name is seen in the labels of time alone."""
+    named = sweep.table.nodes if sweep.plan.gap_is_named else np.minimum(sweep.table.nodes, sweep.plan.num_nodes - 1)
+    return [f"node-{node}" for node in named]
+
+
+def _blocks(sweep: Sweep) -> dict[str, Any]:
+    width = sweep.slowness.shape[1]
+    ran = (np.arange(width) < sweep.num_blocks[:, None]) & ~sweep.failed[:, None]
+    rows, columns = np.nonzero(ran)
+    count = len(rows)
+    slow = np.exp(sweep.slowness[ran])
+    phases = {
+        name: np.array([of[name] for of in map(sweep.truth.phases_ms, sweep.configurations)])[rows] * slow
+        for name in ("draft", "verify", "extend", "cycle")
+    }
+    cycles = sweep.cycles[ran]
+    seconds = cycles * phases["cycle"] / 1000
+    drafts = np.array([each.speculates for each in sweep.configurations])[rows]
+    started_s = sweep.table.started_s[rows] + BLOCK_S * columns
+    return {
+        "sweep_id": ["simulated"] * count,
+        "trial_id": np.array(sweep.names)[rows].tolist(),
+        "attempt": np.ones(count, dtype=np.int32),
+        "block_index": columns.astype(np.int32),
+        "started_s": started_s,
+        "wall_s": seconds,
+        "decode_s": seconds,
+        "decode_tokens": np.full(count, BLOCK_TOKENS),
+        "tok_s": BLOCK_TOKENS / seconds,
+        "num_requests": np.ones(count, dtype=np.int32),
+        "num_cycles": cycles.astype(np.int64),
+        "accept_length": _if(drafts, BLOCK_TOKENS / cycles),
+        "draft_ms": _if(drafts, phases["draft"]),
+        "verify_ms": _if(drafts, phases["verify"]),
+        "verify_forward_ms": phases["verify"],
+        "extend_ms": _if(drafts, phases["extend"]),
+        "gap_ms": np.zeros(count),
+        "cycle_ms": phases["cycle"],
+        "timer_kind": ["simulated"] * count,
+        "output_hash": ["same"] * count,
+    }
+
+
+def _if(drafts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> pa.Array:
+    """Null without speculation."""
+    return pa.array(values, mask=~drafts)

@@ -1,0 +1,68 @@
+"""How often the analysis is right: simulated sweeps of known truth, judged by the package's own functions."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from benchmarks.verdict_scenes.claims import judge
+from benchmarks.verdict_scenes.frames import results_of
+from benchmarks.verdict_scenes.scenes import SCENES, Scene
+from benchmarks.verdict_scenes.score import Figure, figures_of, summarise
+from benchmarks.verdict_scenes.sweep import simulate
+
+_CHUNK = 20
+"""Sweeps that one process takes at a time."""
+
+
+def measure(scene: Scene, num_sweeps: int, *, pool: ProcessPoolExecutor | None = None) -> dict[str, Figure]:
+    """Figures of a scene. The seeds of its sweeps depend on its name and their number alone."""
+    jobs = [(scene, range(start, min(start + _CHUNK, num_sweeps))) for start in range(0, num_sweeps, _CHUNK)]
+    found = map(run, jobs) if pool is None else pool.map(run, jobs)
+    return summarise([sweep for chunk in found for sweep in chunk])
+
+
+def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
+    """Figures of some sweeps of a scene."""
+    scene, numbers = job
+    name = zlib.crc32(scene.name.encode())
+    found = []
+    for number in numbers:
+        sweep = simulate(scene.truth, scene.noise, scene.plan, np.random.default_rng([name, number]))
+        found.append(figures_of(sweep, judge(results_of(sweep))))
+    return found
+
+
+def main() -> None:
+    """Run scenes and print what they reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenes", nargs="*", default=[""], help="parts of names")
+    parser.add_argument("--sweeps", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args()
+    scenes = [scene for scene in SCENES if any(part in scene.name for part in asked.scenes)]
+    with ProcessPoolExecutor(asked.processes) as pool:
+        for scene in scenes:
+            began = time.perf_counter()
+            figures = measure(scene, asked.sweeps, pool=pool)
+            print(f"{scene.name} ({time.perf_counter() - began:.0f} s)", flush=True)
+            for line in lines(scene, figures):
+                print(f"    {line}", flush=True)
+
+
+def lines(scene: Scene, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """For people: goal, figure with two standard errors, met or missed."""
+    for name, figure in sorted(figures.items()):
+        goal = scene.goal(name)
+        scale, unit = (1, "% wide") if name.endswith("width") else (100, "%")
+        shown = f"{name:34} {scale * figure.value:7.2f} +- {scale * 2 * figure.error:.2f} {unit}"
+        yield shown if goal is None else f"{shown}, wanted {goal}: {goal.said(figure.value, figure.error)}"
+
+
+if __name__ == "__main__":
+    main()
