@@ -6,8 +6,10 @@ switches between them while it is idle. The calls are the same in SGLang 0.5.16 
 | part of a configuration              | binds at      | because                                                   |
 |--------------------------------------|---------------|-----------------------------------------------------------|
 | speculation or none                  | process start | another worker serves it, and a drafter is loaded         |
-| top-k, drafter                       | process start | buffers and weights of the draft worker                   |
+| drafter                              | process start | weights of the draft worker                               |
 | steps and draft tokens               | graph capture | each pair has graphs; the server starts with the largest  |
+| top-k                                | graph capture | likewise, if the spec names the attention backend;        |
+|                                      | process start | else SGLang chooses an attention backend by top-k         |
 | NCCL set                             | graph capture | a graph replays the communicator that it was captured with |
 | SGLang's custom all-reduce or NCCL   | graph capture | likewise                                                  |
 | NCCL variables of `AT_START`         | process start | plugins and logs belong to the process                    |
@@ -23,6 +25,8 @@ from sweeps.spec.model import EngineSpec, Scalar
 
 CUSTOM_ALL_REDUCE_OFF = "disable-custom-all-reduce"
 """Server argument that leaves the all-reduces of a decode to NCCL."""
+ATTENTION_BACKEND = "attention-backend"
+"""Server argument without which SGLang picks an attention backend at process start, by top-k among other things."""
 AT_START = frozenset({"NCCL_CONF_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 """NCCL variables that act outside communicators. So do plugins (`NCCL_*_PLUGIN`) and names that NCCL does not own."""
 
@@ -38,6 +42,8 @@ class Held:
     """Steps and draft tokens at top-k 1."""
     trees: bool = False
     """Steps and draft tokens at a top-k above 1."""
+    top_k: bool = False
+    """Several values of top-k; then `steps` and `trees` hold too."""
     nccl: bool = False
     all_reduce: bool = False
 
@@ -46,9 +52,11 @@ def held_by(engine: EngineSpec) -> Held:
     """What a server of this engine may hold, by its spec. A version without the hooks is found out at its launch."""
     replays = not any(_is_on(engine.args, name) for name in _NO_GRAPHS)
     states = engine.states
+    trees = engine.switch_in_place and states.trees
     return Held(
         steps=engine.switch_in_place,
-        trees=engine.switch_in_place and states.trees,
+        trees=trees,
+        top_k=trees and states.top_k and ATTENTION_BACKEND in (_canonical(name) for name in engine.args),
         nccl=states.nccl and replays,
         all_reduce=states.all_reduce and replays,
     )
@@ -60,4 +68,8 @@ def binds_at_start(variables: Iterable[str]) -> bool:
 
 
 def _is_on(arguments: Mapping[str, Scalar], name: str) -> bool:
-    return any(key.lstrip("-").replace("_", "-") == name and value is not False for key, value in arguments.items())
+    return any(_canonical(key) == name and value is not False for key, value in arguments.items())
+
+
+def _canonical(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")

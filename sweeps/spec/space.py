@@ -119,7 +119,8 @@ class Configuration:
         steps = None if free else (self.num_steps, self.num_draft_tokens)
         nccl_env = () if held.nccl and not binds_at_start(dict(self.nccl_env)) else self.nccl_env
         args = tuple(each for each in self.args if not (held.all_reduce and each[0] == CUSTOM_ALL_REDUCE_OFF))
-        key = (self.speculates, steps, self.eagle_topk, self.drafter, nccl_env, args, self.env)
+        top_k = None if held.top_k else self.eagle_topk
+        key = (self.speculates, steps, top_k, self.drafter, nccl_env, args, self.env)
         return "l" + _digest(key)
 
 

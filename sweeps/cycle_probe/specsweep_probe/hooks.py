@@ -42,6 +42,8 @@ def _with_handshake(targets: Targets, warning: str | None) -> Any:
     def scheduler_init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         global _recorder
         original(scheduler, *args, **kwargs)
+        if isinstance(_states, StateKeeper):
+            _states.relay = scheduler.future_map
         from specsweep_probe.clocks import pick_clock
 
         recorder = Recorder(pick_clock())
@@ -54,6 +56,8 @@ def _with_handshake(targets: Targets, warning: str | None) -> Any:
 def _cycle(original: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder
     mode = batch.forward_mode
+    if _states is not None and recorder is not None:
+        _states.activate()  # before prefill: its draft-extend hands top-k values to the first cycle
     if recorder is None or not recorder.recording or mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
         return original(worker, batch, *args, **kwargs)
     cycle = recorder.begin(batch.batch_size())

@@ -1,11 +1,12 @@
 """The states of one server: what its graphs were captured with, and switching between them.
 
-A state is a step count, a number of draft tokens, an NCCL set and an all-reduce back end: everything that binds when
-graphs are captured. `states.json` in the probe's folder says which states the server shall hold:
+A state is a step count, a top-k, a number of draft tokens, an NCCL set and an all-reduce back end: everything that
+binds when graphs are captured. `states.json` in the probe's folder says which states the server shall hold:
 
     {"first": NAME, "deadline_s": 60,
      "communicators": {SET: {"NCCL_PROTO": "LL"}},
-     "states": [{"name": NAME, "num_steps": 3, "num_draft_tokens": 4, "communicator": SET or null, "custom": true}]}
+     "states": [{"name": NAME, "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4,
+                 "communicator": SET or null, "custom": true}]}
 
 `communicator` null is the one that the server was launched with. SGLang builds states itself, for its adaptive
 controller; a `StateKeeper` takes that controller's place, so that the same calls build ours, for chains and for trees.
@@ -29,6 +30,7 @@ from specsweep_probe.communicators import (
     make,
     smallest,
 )
+from specsweep_probe.top_k import captured_with, resize_relay, set_top_k
 
 PLAN_FILE = "states.json"
 RESERVE_BYTES = 2 << 30
@@ -57,6 +59,7 @@ class States:
 
     def __init__(self, plan: dict[str, Any], folder: Path) -> None:
         self._plan = plan
+        self._entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in plan["states"]}
         self._folder = folder
         self.wanted: str = plan["first"]
         """The state that the next decode step runs in."""
@@ -65,7 +68,7 @@ class States:
         self.accounts: dict[str, dict[str, Any]] = {}
         """Name -> seconds, memory_mib and error of each planned state."""
         self.communicators: dict[str, Communicator] = {}
-        self._by_shape: dict[tuple[int, int], Any] = {}
+        self._by_shape: dict[tuple[int, int, int], Any] = {}
         self._largest_bytes = 0
 
     def build_all(self) -> None:
@@ -85,13 +88,13 @@ class States:
     def activate(self) -> None:
         """Apply the wanted state, if it is held and not the active one."""
         if self.wanted != self.active and self.wanted in self.states:
-            self.apply(self.states[self.wanted])
+            self.apply(self._entries[self.wanted], self.states[self.wanted])
             self.active = self.wanted
 
     def build(self, entry: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def apply(self, state: Any) -> None:
+    def apply(self, entry: dict[str, Any], state: Any) -> None:
         raise NotImplementedError
 
     def launched(self, entry: dict[str, Any]) -> Any | None:
@@ -115,16 +118,15 @@ class States:
             state, account["error"] = self._captured(entry, communicator, over)
         if account["error"] is None:
             self.states[entry["name"]] = state
-            self._by_shape[entry["num_steps"], entry["num_draft_tokens"]] = state
+            self._by_shape[_shape(entry)] = state
         taken = free - _free_bytes()
         self._largest_bytes = max(self._largest_bytes, taken)
         account.update(seconds=time.monotonic() - began_s, memory_mib=taken / 2**20)
 
     def _already_there(self, entry: dict[str, Any], communicator: Communicator | None, over: list[Any]) -> Any | None:
-        """The launched state, or with one rank any state of these steps and tokens: no NCCL set acts there."""
-        shape = (entry["num_steps"], entry["num_draft_tokens"])
-        if not over and shape in self._by_shape:
-            return self._by_shape[shape]
+        """The launched state, or with one rank any state of this shape: no NCCL set acts there."""
+        if not over and _shape(entry) in self._by_shape:
+            return self._by_shape[_shape(entry)]
         return self.launched(entry) if communicator is None else None
 
     def _captured(
@@ -155,6 +157,9 @@ class StateKeeper(States):
         self.worker = worker
         self._graph_sizes: Any = None
         self._registered: Any = None
+        self._launched_top_k: int = worker.topk
+        self.relay: Any = None
+        """The scheduler's buffers between two cycles (`FutureMap`), once there is a scheduler."""
 
     @property
     def candidate_steps(self) -> list[int]:
@@ -177,17 +182,22 @@ class StateKeeper(States):
 
     def launched(self, entry: dict[str, Any]) -> Any | None:
         own = self._registered
-        fits = (own.speculative_num_steps, own.speculative_num_draft_tokens)
-        return own if fits == (entry["num_steps"], entry["num_draft_tokens"]) else None
+        launched = (own.speculative_num_steps, self._launched_top_k, own.speculative_num_draft_tokens)
+        return own if launched == _shape(entry) else None
 
     def build(self, entry: dict[str, Any]) -> Any:
-        return self.worker.build_adaptive_runtime_state(
-            speculative_num_steps=entry["num_steps"],
-            speculative_num_draft_tokens=entry["num_draft_tokens"],
-            cuda_graph_bs=self._graph_sizes,
-        )
+        shape = dict(zip(("num_steps", "top_k", "num_draft_tokens"), _shape(entry), strict=True))
+        with captured_with(self.worker, **shape):
+            return self.worker.build_adaptive_runtime_state(
+                speculative_num_steps=entry["num_steps"],
+                speculative_num_draft_tokens=entry["num_draft_tokens"],
+                cuda_graph_bs=self._graph_sizes,
+            )
 
-    def apply(self, state: Any) -> None:
+    def apply(self, entry: dict[str, Any], state: Any) -> None:
+        if entry["eagle_topk"] != self.worker.topk:
+            set_top_k(self.worker, entry["eagle_topk"])
+            resize_relay(self.relay, entry["eagle_topk"])
         # SGLang returns early if the step count is the same, though another NCCL set may be wanted
         self.worker.speculative_num_steps = -1
         self.worker.apply_runtime_state(state)
@@ -214,8 +224,13 @@ class PlainStates(States):
             for name, value in before.items():
                 setattr(runner, name, value)
 
-    def apply(self, state: Any) -> None:
+    def apply(self, entry: dict[str, Any], state: Any) -> None:
         self.model_runner.attn_backend, self.model_runner.decode_cuda_graph_runner = state
+
+
+def _shape(entry: dict[str, Any]) -> tuple[int, int, int]:
+    """Steps, top-k and draft tokens."""
+    return entry["num_steps"], entry["eagle_topk"], entry["num_draft_tokens"]
 
 
 def _rank() -> int:

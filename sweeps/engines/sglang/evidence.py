@@ -40,7 +40,12 @@ _TOLD = (
 """What of the server's own account goes into `effective`."""
 
 
-_OF_A_STATE = ("speculative_num_steps", "speculative_num_draft_tokens", "disable_custom_all_reduce")
+_OF_A_STATE = (
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "disable_custom_all_reduce",
+)
 """Arguments that bind at graph capture."""
 
 
@@ -119,6 +124,7 @@ def _held_by(
         num_steps = cycles.filter(pc.equal(cycles["rank"], handshake.rank))["num_steps"].to_pylist()[-1]
         held["speculative_num_steps"] = str(num_steps)
         if state is not None:
+            held["speculative_eagle_topk"] = str(state.eagle_topk)
             held["speculative_num_draft_tokens"] = str(state.num_draft_tokens)
     return held
 

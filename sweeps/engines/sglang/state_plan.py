@@ -22,6 +22,8 @@ class State:
 
     name: str
     num_steps: int
+    eagle_topk: int
+    """1 without speculation."""
     num_draft_tokens: int
     """Tokens verified per cycle; 1 without speculation."""
     communicator: str | None
@@ -67,6 +69,7 @@ class StatePlan:
                 {
                     "name": state.name,
                     "num_steps": state.num_steps,
+                    "eagle_topk": state.eagle_topk,
                     "num_draft_tokens": state.num_draft_tokens,
                     "communicator": state.communicator,
                     "custom": state.custom,
@@ -110,7 +113,7 @@ def plan_states(
 def launched_configuration(configuration: Configuration, states: Iterable[Configuration]) -> Configuration:
     """What a server is launched with so that it can hold `states` beside `configuration`.
 
-    The largest step and draft token counts, because buffers are sized by them; NCCL as it is, because each set brings
+    The largest steps, top-k and draft tokens, because buffers are sized by them; NCCL as it is, because each set brings
     its own communicator; custom all-reduce on if any state uses it. `configuration` itself if it is alone.
     """
     every = (configuration, *states)
@@ -130,14 +133,20 @@ def launched_configuration(configuration: Configuration, states: Iterable[Config
     return replace(
         launched,
         num_steps=max(each.num_steps for each in every),
+        eagle_topk=max(each.eagle_topk or 1 for each in every),
         num_draft_tokens=max(each.num_draft_tokens or 1 for each in every),
     )
 
 
 def state_name(configuration: Configuration) -> str:
-    """`3x4-custom-default`: steps, draft tokens, all-reduce, NCCL set. A file name, too."""
+    """`3x4-custom-default`, `3x8k2-custom-default`: steps, draft tokens, top-k above 1, all-reduce, NCCL set.
+
+    A file name, too.
+    """
     backend = "nccl" if configuration.custom_all_reduce_off else "custom"
-    return f"{configuration.num_steps}x{configuration.num_draft_tokens or 1}-{backend}-{configuration.nccl_set}"
+    top_k = f"k{configuration.eagle_topk}" if (configuration.eagle_topk or 1) > 1 else ""
+    shape = f"{configuration.num_steps}x{configuration.num_draft_tokens or 1}{top_k}"
+    return f"{shape}-{backend}-{configuration.nccl_set}"
 
 
 def _state(configuration: Configuration, launched: Configuration) -> State:
@@ -148,6 +157,7 @@ def _state(configuration: Configuration, launched: Configuration) -> State:
     return State(
         name=state_name(configuration),
         num_steps=configuration.num_steps,
+        eagle_topk=configuration.eagle_topk or 1,
         num_draft_tokens=configuration.num_draft_tokens or 1,
         communicator=configuration.nccl_set if own_communicator else None,
         custom=not configuration.custom_all_reduce_off,

@@ -9,21 +9,36 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from specsweep_probe import communicators, states
+from specsweep_probe import communicators, states, top_k
 
 from sweeps.engines.sglang.engine import PLAN_FILE
 from sweeps.engines.sglang.launch_plan import nccl_log_settings
 from sweeps.engines.sglang.server_log import STATE_FAILURE
+
+
+def entry(
+    name: str, num_steps: int, num_draft_tokens: int, *, communicator: str | None, custom: bool = True, top_k: int = 1
+) -> dict[str, Any]:
+    """A state as the plan has it."""
+    return {
+        "name": name,
+        "num_steps": num_steps,
+        "eagle_topk": top_k,
+        "num_draft_tokens": num_draft_tokens,
+        "communicator": communicator,
+        "custom": custom,
+    }
+
 
 PLAN: dict[str, Any] = {
     "first": "1x2-custom-ll",
     "deadline_s": 5.0,
     "communicators": {"ll": {"NCCL_PROTO": "LL"}, "default": {}},
     "states": [
-        {"name": "1x2-custom-ll", "num_steps": 1, "num_draft_tokens": 2, "communicator": "ll", "custom": True},
-        {"name": "3x4-custom-ll", "num_steps": 3, "num_draft_tokens": 4, "communicator": "ll", "custom": True},
-        {"name": "3x4-custom-default", "num_steps": 3, "num_draft_tokens": 4, "communicator": None, "custom": True},
-        {"name": "3x4-nccl-default", "num_steps": 3, "num_draft_tokens": 4, "communicator": "default", "custom": False},
+        entry("1x2-custom-ll", 1, 2, communicator="ll"),
+        entry("3x4-custom-ll", 3, 4, communicator="ll"),
+        entry("3x4-custom-default", 3, 4, communicator=None),
+        entry("3x4-nccl-default", 3, 4, communicator="default", custom=False),
     ],
 }
 
@@ -35,12 +50,27 @@ def c_getenv(name: str) -> str | None:
     return None if value is None else value.decode()
 
 
+class DraftWorker:
+    """Checks its chain buffers as SGLang does: against the top-k of the moment."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.topk = worker.topk
+        self.speculative_num_steps = worker.speculative_num_steps
+        self.speculative_num_draft_tokens = worker.speculative_num_draft_tokens
+
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        assert self.topk > 1 or self.speculative_num_draft_tokens == self.speculative_num_steps + 1
+
+
 class Worker:
     """Captures what its group has at the time, as SGLang's graphs do."""
 
     def __init__(self, group: SimpleNamespace) -> None:
         self.group = group
         self.speculative_num_steps = 3
+        self.speculative_num_draft_tokens = 4
+        self.topk = 1
+        self._draft_worker = DraftWorker(self)
         self.applied: list[Any] = []
         self.refused: set[int] = set()
 
@@ -50,6 +80,7 @@ class Worker:
             speculative_num_draft_tokens=num_draft_tokens,
             communicator=self.group.pynccl_comm,
             custom=self.group.ca_comm,
+            top_k=(self.topk, self._draft_worker.topk),
             protocol=c_getenv("NCCL_PROTO"),
         )
 
@@ -58,6 +89,7 @@ class Worker:
     ) -> SimpleNamespace:
         if speculative_num_steps in self.refused:
             raise RuntimeError("CUDA out of memory")
+        self._draft_worker._rebuild_topk1_chain_buffers()  # SGLang restores the former shape, and checks it
         return self.captured(speculative_num_steps, speculative_num_draft_tokens)
 
     def apply_runtime_state(self, state: Any) -> None:
@@ -120,6 +152,59 @@ def test_the_wanted_state_is_applied_once_also_at_the_same_steps(worker: Worker,
     assert keeper.active == "3x4-nccl-default"
 
 
+class Arguments:
+    """Where SGLang keeps its arguments: the values that were set, in order."""
+
+    def __init__(self) -> None:
+        self.top_ks: list[int] = []
+
+    def override(self, source: str, *, speculative_eagle_topk: int) -> None:
+        self.top_ks.append(speculative_eagle_topk)
+
+
+class Buffer:
+    """A tensor's shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def new_zeros(self, shape: tuple[int, ...]) -> Buffer:
+        return Buffer(shape)
+
+
+def test_states_of_two_top_k_are_captured_and_applied_in_one_server(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = Arguments()
+    monkeypatch.setattr(top_k, "_argument_stores", lambda worker: [arguments])
+    worker.topk = worker._draft_worker.topk = 2
+    worker.speculative_num_draft_tokens = worker._draft_worker.speculative_num_draft_tokens = 6
+    plan = {
+        "first": "3x6k2-custom-default",
+        "deadline_s": 5.0,
+        "communicators": {},
+        "states": [
+            entry("3x6k2-custom-default", 3, 6, communicator=None, top_k=2),
+            entry("3x4-custom-default", 3, 4, communicator=None),
+        ],
+    }
+    keeper = states.StateKeeper(plan, tmp_path, worker)
+    keeper.register(worker.captured(3, 6))
+    keeper.init_states()
+    assert {name: each.top_k for name, each in keeper.states.items()} == {
+        "3x6k2-custom-default": (2, 2),
+        "3x4-custom-default": (1, 1),
+    }
+    assert (worker.topk, worker.speculative_num_draft_tokens, worker._draft_worker.speculative_num_steps) == (2, 6, 3)
+    assert arguments.top_ks == [1, 2], "set for the capture, and restored"
+
+    keeper.relay = SimpleNamespace(topk_p_buf=Buffer((8, 2)), topk_index_buf=None)
+    keeper.wanted = "3x4-custom-default"
+    keeper.activate()
+    assert (worker.topk, worker._draft_worker.topk, keeper.relay.topk_p_buf.shape) == (1, 1, (8, 1))
+    assert worker.applied == [keeper.states["3x4-custom-default"]]
+
+
 def test_a_state_that_cannot_be_captured_is_named_and_the_others_are_held(worker: Worker, tmp_path: Path) -> None:
     worker.refused = {1}
     keeper = keeper_of(worker, tmp_path)
@@ -180,8 +265,8 @@ def test_a_server_without_speculation_keeps_graph_and_attention_together(worker:
         "deadline_s": 5.0,
         "communicators": {"ll": {"NCCL_PROTO": "LL"}},
         "states": [
-            {"name": "0x1-custom-default", "num_steps": 0, "num_draft_tokens": 1, "communicator": None, "custom": True},
-            {"name": "0x1-custom-ll", "num_steps": 0, "num_draft_tokens": 1, "communicator": "ll", "custom": True},
+            entry("0x1-custom-default", 0, 1, communicator=None),
+            entry("0x1-custom-ll", 0, 1, communicator="ll"),
         ],
     }
     plain = states.PlainStates(plan, tmp_path, runner)

@@ -117,7 +117,8 @@ def test_states_are_what_one_server_can_switch_between(space: Space) -> None:
             assert shared == (other in states or other == one)
             if not shared:
                 continue
-            assert (one.speculates, one.eagle_topk, one.drafter) == (other.speculates, other.eagle_topk, other.drafter)
+            assert (one.speculates, one.drafter) == (other.speculates, other.drafter)
+            assert held.top_k or one.eagle_topk == other.eagle_topk
             assert held.nccl or one.nccl_env == other.nccl_env
             switches = held.steps if one.is_chain else held.trees
             assert switches or (one.num_steps, one.num_draft_tokens) == (other.num_steps, other.num_draft_tokens)
@@ -200,6 +201,24 @@ def test_launch_key_holds_what_binds_at_start() -> None:
 def test_each_kind_of_state_is_switched_off_by_itself(states: StatesSpec, keys: int) -> None:
     space = space_of(num_steps=(0, 1, 2), eagle_topk=(1, 2), nccl=("default", "six"))
     space = Space(replace(space.spec, engine=replace(space.spec.engine, states=states)))
+    assert len({space.launch_key(one) for one in space.configurations()}) == keys
+
+
+@pytest.mark.parametrize(
+    ("args", "states", "keys"),
+    [
+        ({"attention-backend": "triton"}, StatesSpec(), 2),
+        ({"attention_backend": "triton"}, StatesSpec(), 2),
+        ({"attention-backend": "triton"}, StatesSpec(top_k=False), 3),
+        ({"attention-backend": "triton"}, StatesSpec(trees=False), 3),
+        ({"speculative-draft-attention-backend": "triton"}, StatesSpec(), 3),
+    ],
+)
+def test_top_k_is_a_state_if_the_attention_backend_does_not_depend_on_it(
+    args: dict[str, str], states: StatesSpec, keys: int
+) -> None:
+    space = space_of(num_steps=(0, 2), eagle_topk=(1, 2))
+    space = Space(replace(space.spec, engine=replace(space.spec.engine, args=args, states=states)))
     assert len({space.launch_key(one) for one in space.configurations()}) == keys
 
 

@@ -50,7 +50,9 @@ def test_an_endpoint_that_the_server_refuses_is_named(live: LiveServer, monkeypa
 
 
 def test_a_state_that_the_server_does_not_hold_is_refused_by_the_probe(live: LiveServer) -> None:
-    seven = State(name="7x8-custom-default", num_steps=7, num_draft_tokens=8, communicator=None, custom=True)
+    seven = State(
+        name="7x8-custom-default", num_steps=7, eagle_topk=1, num_draft_tokens=8, communicator=None, custom=True
+    )
     with pytest.raises(EngineError, match="no state '7x8-custom-default'; there are 1x2-custom-default, 2x3"):
         live.pin(seven)
 

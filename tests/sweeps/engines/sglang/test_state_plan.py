@@ -62,8 +62,23 @@ def test_a_tree_starts_with_the_most_steps_and_the_most_draft_tokens() -> None:
     plan = planned(space, space.configurations()[0])
     assert (plan.launched.num_steps, plan.launched.num_draft_tokens) == (5, 16)
     assert {state.name for state in plan.states} == {
-        f"{shape}-custom-default" for shape in ("2x8", "2x16", "5x8", "5x16")
+        f"{shape}-custom-default" for shape in ("2x8k4", "2x16k4", "5x8k4", "5x16k4")
     }
+
+
+def test_several_top_k_start_with_the_largest() -> None:
+    space = space_of(num_steps=(2, 5), eagle_topk=(1, 4), num_draft_tokens=(8,))
+    space = Space(replace(space.spec, engine=replace(space.spec.engine, args={"attention-backend": "triton"})))
+    chain = next(one for one in space.configurations() if one.is_chain)
+    plan = planned(space, chain)
+    assert (plan.launched.num_steps, plan.launched.eagle_topk, plan.launched.num_draft_tokens) == (5, 4, 8)
+    assert {(state.name.split("-")[0], state.eagle_topk) for state in plan.states} == {
+        ("2x3", 1),
+        ("5x6", 1),
+        ("2x8k4", 4),
+        ("5x8k4", 4),
+    }
+    assert plan.first == "2x3-custom-default"
 
 
 def test_a_server_without_speculation_holds_nccl_sets() -> None:
