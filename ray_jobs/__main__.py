@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 COMMANDS = {
     "run": "run a sweep, or go on with one that was interrupted",
     "dry-run": "print what a spec would launch and cost; run nothing",
+    "schema": "print the keys of a spec as a JSON schema, for editors",
     "check": "check a node, and time the all-reduce of every NCCL set",
     "allreduce": "time the all-reduce of NCCL sets alone",
     "report": "write the report page of a results folder",
@@ -47,6 +48,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from ray_jobs import check_cluster
 
         return lambda words: check_cluster.main(words, prog="specsweep check")
+    if name == "schema":
+        from sweeps.spec import reference
+
+        return lambda words: reference.main(words, prog="specsweep schema")
     if name == "allreduce":
         from ray_jobs import allreduce_table
 

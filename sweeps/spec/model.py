@@ -20,7 +20,7 @@ Metric = Literal["tok_s", "cycle_ms", "verify_ms"]
 Traced = Literal["every_trial", "every_launch", "controls", "never"]
 
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 def _as_text(value: object) -> object:
@@ -40,7 +40,7 @@ AtLeastOne = Annotated[int, Strict(), Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-EnvValue = Annotated[str, BeforeValidator(_as_text)]
+EnvValue = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +50,19 @@ class Deadlines:
     __pydantic_config__ = _STRICT
 
     load: Positive = 1800.0
+    """From the start of the process to the target's weights in memory; a download counts."""
     nccl_init: Positive = 300.0
+    """NCCL's communicators."""
     capture: Positive = 900.0
+    """CUDA graphs, those of all states included."""
     draft_init: Positive = 600.0
+    """The drafter's weights and graphs."""
     first_request: Positive = 120.0
+    """The first generation."""
     block: Positive = 600.0
+    """One block of requests."""
     stop: Positive = 60.0
+    """From the wish to stop until the server is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +92,7 @@ class EngineSpec:
     __pydantic_config__ = _STRICT
 
     kind: EngineKind
+    """`sglang`: a real server. `simulated`: a machine profile. `replay`: a recorded sweep."""
     machine: str | None = None
     """simulated: name of a profile in `sweeps/machines/`, or a path to one."""
     noise: NotNegative = 1.0
@@ -96,6 +104,7 @@ class EngineSpec:
     launcher: tuple[str, ...] = ()
     """sglang: command put before the interpreter (numactl, a container run)."""
     model_path: str | None = None
+    """sglang: folder of the target, or its name on a model hub."""
     algorithm: str = "EAGLE3"
     """sglang: value of --speculative-algorithm for configurations that speculate."""
     args: Mapping[str, Scalar] = field(default_factory=dict)
@@ -127,6 +136,7 @@ class SearchSpec:
     num_steps: tuple[Count, ...] = (0,)
     """Draft steps per cycle; 0 is no speculation."""
     eagle_topk: tuple[AtLeastOne, ...] = (1,)
+    """Candidates per draft step; 1 is a chain, more is a tree."""
     num_draft_tokens: tuple[AtLeastOne, ...] = ()
     """Tokens verified per cycle at top-k > 1; steps + 1 at top-k 1. Absent: as many as the tree offers, up to 8 (or
     steps + 1 if that is more)."""
@@ -151,19 +161,29 @@ class WorkloadSpec:
     vocabulary: Annotated[int, Strict(), Field(gt=10)] = 32000
     """synthetic: token ids are drawn below this."""
     prompt_tokens: AtLeastOne = 128
+    """synthetic: length of each prompt."""
     output_tokens: Annotated[int, Strict(), Field(ge=2)] = 256
-    concurrency: Annotated[tuple[AtLeastOne, ...], BeforeValidator(_as_list)] = (1,)
+    """Tokens generated for each prompt."""
+    concurrency: Annotated[
+        tuple[AtLeastOne, ...],
+        BeforeValidator(_as_list, json_schema_input_type=AtLeastOne | tuple[AtLeastOne, ...]),
+    ] = (1,)
     """Requests in flight at a time: one number or several. Every trial measures its configuration at each; the first
     is what the search decides on, and each has its own verdict."""
     requests_per_block: AtLeastOne = 1
-    """As many as the concurrency if that is more."""
+    """Prompts of one block. As many as the concurrency if that is more."""
     warmup_blocks: Count = 2
+    """Blocks that each trial runs first and does not report."""
     blocks: AtLeastOne = 12
+    """Measured blocks of each trial."""
     temperature: NotNegative = 0.0
+    """0: greedy."""
     ignore_eos: bool = True
+    """Generate `output_tokens` whatever the text."""
     trace: Traced = "every_trial"
     """After which trials a block runs once more under the server's profiler (seconds each, never a measured block)."""
     seed: Count = 0
+    """synthetic: draws the prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +193,9 @@ class Choice:
     __pydantic_config__ = _STRICT
 
     name: str
+    """A name of the lists in the README (`cycle_model`, `median`, ...)."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its constructor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,14 +205,19 @@ class StudySpec:
     __pydantic_config__ = _STRICT
 
     metric: Metric = "tok_s"
+    """What is optimised: throughput is maximised, times are minimised."""
     sampler: Choice = field(default_factory=lambda: Choice(name="grid"))
+    """Chooses what to measure next."""
     pruner: Choice = field(default_factory=lambda: Choice(name="none"))
+    """Ends a trial early."""
     seed: Count = 0
+    """Of sampler and pruner."""
     max_replicates: AtLeastOne = 1
     """How often one effective configuration may be measured as a candidate."""
     stop_probability: Share | None = None
     """End when P(incumbent within `stop_within` of the best) reaches this (cycle_model only)."""
     stop_within: Share = 0.01
+    """Share of the best throughput that a winner may miss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,8 +242,11 @@ class BudgetSpec:
     __pydantic_config__ = _STRICT
 
     trials: AtLeastOne | None = None
+    """Candidates; controls are not counted."""
     gpu_hours: Positive | None = None
+    """Held GPUs x hours."""
     wall_hours: Positive | None = None
+    """Hours of this run of the driver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +256,9 @@ class ResourceSpec:
     __pydantic_config__ = _STRICT
 
     gpus: Count = 8
+    """Whole GPUs of one node; 0 for a server on the CPU."""
     cpus: NotNegative = 1.0
+    """CPUs that Ray reserves for the trial's actor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,6 +268,7 @@ class TargetSpec:
     __pydantic_config__ = _STRICT
 
     tok_s: Positive | None = None
+    """Tokens per second of one request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,10 +290,13 @@ class SweepSpec:
     __pydantic_config__ = _STRICT
 
     sweep: str
+    """Name of the sweep: letters, digits, `.`, `_` and `-` (it names files)."""
     description: str = ""
+    """One line for the report."""
     engine: EngineSpec
     search: SearchSpec
     nccl_sets: Mapping[str, Mapping[str, EnvValue]] = field(default_factory=dict)
+    """Name -> NCCL variables. `default` exists in every spec and is empty."""
     drafters: Mapping[str, str] = field(default_factory=dict)
     """Name -> path (sglang) or acceptance profile of the machine (simulated)."""
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)

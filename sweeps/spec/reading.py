@@ -14,6 +14,8 @@ from sweeps.spec.checks import check_spec
 from sweeps.spec.document import SpecError, read_document, refuse, validation_problems
 from sweeps.spec.model import SweepSpec
 
+_ADAPTER = TypeAdapter(SweepSpec)
+
 SHIPPED = Path(__file__).parents[1] / "specs"
 """Specs that come with the package."""
 
@@ -49,7 +51,7 @@ def parse_spec(text: str, *, source: str, folder: Path | None = None) -> SweepSp
     document = read_document(text, source=source)
     refuse(document.problems, source=source, lines=document.lines)
     try:
-        spec = TypeAdapter(SweepSpec).validate_python(document.values)
+        spec = _ADAPTER.validate_python(document.values)
     except ValidationError as error:
         refuse(validation_problems(error, SweepSpec), source=source, lines=document.lines)
         raise
