@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "sweeps.engines": {"sweeps.spec", "sweeps.nccl", "sweeps.results"},
     "sweeps.measure": {"sweeps.engines", "sweeps.spec", "sweeps.results"},
     "sweeps.search": {"sweeps.measure", "sweeps.engines", "sweeps.spec", "sweeps.nccl", "sweeps.results"},
-    "ray_jobs.__main__": {"ray_jobs", "analysis"},
+    "ray_jobs.__main__": {"ray_jobs", "sweeps", "analysis"},
     "ray_jobs": {"sweeps"},
     "analysis": {"sweeps.results"},
 }
