@@ -35,8 +35,8 @@ FRAMEWORKS = {
     "plotly": ("analysis",),
     "polars": ("analysis",),
     "duckdb": ("analysis", "benchmarks"),
-    "sglang": (PROBE, "ray_jobs.preflight.server_versions"),
-    "torch": (PROBE, "ray_jobs.preflight.server_versions", "ray_jobs.allreduce"),
+    "sglang": (PROBE, "ray_jobs.preflight.server_versions", "benchmarks.miniature.pinning"),
+    "torch": (PROBE, "ray_jobs.preflight.server_versions", "ray_jobs.allreduce", "benchmarks.miniature"),
 }
 
 
