@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 COMMANDS = {
     "run": "run a sweep, or go on with one that was interrupted",
+    "submit": "submit a sweep to a Ray cluster and follow it",
     "dry-run": "print what a spec would launch and cost; run nothing",
     "schema": "print the keys of a spec as a JSON schema, for editors",
     "check": "check a node, and time the all-reduce of every NCCL set",
@@ -48,6 +49,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from ray_jobs import check_cluster
 
         return lambda words: check_cluster.main(words, prog="specsweep check")
+    if name == "submit":
+        from ray_jobs import submit
+
+        return lambda words: submit.main(words, prog="specsweep submit")
     if name == "schema":
         from sweeps.spec import reference
 

@@ -3,12 +3,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +20,7 @@ from sweeps.search.optuna_study import open_journal
 from sweeps.search.study import SweepStudy
 from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Space
+from tests.ray_jobs.waiting import wait_until
 from tests.sweeps.stub_engine import drive, stub_context
 
 ROOT = Path(__file__).parent.parent.parent
@@ -263,28 +260,6 @@ def test_a_stopped_job_ends_its_trial_politely(spec: Path, tmp_path: Path) -> No
     assert not list((root / "journal").glob("*.jsonl"))
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """A local head with 8 logical GPUs and its own ports, ended by its process: `ray stop` would stop others too."""
-    gcs, dashboard, agent, client = (free_port() for _ in range(4))
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_JOB_STOP_WAIT_TIME_S": "30"}
-    ray = Path(sys.executable).with_name("ray")
-    words = [
-        str(ray), "start", "--head", "--block", "--num-cpus=4", "--num-gpus=8",
-        f"--port={gcs}", "--node-ip-address=127.0.0.1", "--disable-usage-stats", f"--ray-client-server-port={client}",
-        f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", "--object-store-memory=100000000",
-    ]  # fmt: skip
-    with (tmp_path / "head.log").open("wb") as log, tempfile.TemporaryDirectory(prefix="head") as short_folder:
-        words.append(f"--temp-dir={short_folder}")  # Ray's sockets do not fit below pytest's long paths
-        process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_until(lambda: listens(dashboard) and listens(agent), process)
-            yield f"http://127.0.0.1:{dashboard}", environment
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 def test_the_same_command_succeeds_as_a_ray_job(spec: Path, tmp_path: Path, head: tuple[str, dict[str, str]]) -> None:
@@ -304,22 +279,3 @@ def test_the_same_command_succeeds_as_a_ray_job(spec: Path, tmp_path: Path, head
     assert "succeeded" in said
     assert "trial 1 of at most" in said
     assert len({row["configuration_id"] for row in completed(root).values()}) == 18
-
-
-def wait_until(holds: object, process: subprocess.Popen[bytes], *, timeout_s: float = 90.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not holds():  # type: ignore[operator]
-        assert process.poll() is None, f"it ended with {process.returncode}"
-        assert time.monotonic() < end_s, "it took too long"
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
