@@ -1,6 +1,6 @@
 """NCCL's environment variables as data: legal values, defaults, versions, expected effect on decode.
 
-The table is `nccl_variables.csv`. Names, defaults and versions were read from NCCL's source, 2.3.5 to 2.30.7: `since`
+The table is `variables.csv`. Names, defaults and versions were read from NCCL's source, 2.3.5 to 2.30.7: `since`
 is the first release that reads the name, `until` the last one (empty if the newest still does). `decode` is the effect
 to expect on an all-reduce of 14 to 130 KB on one PCIe node (batch 1): high, medium, low, none, or empty if nothing is
 known.
