@@ -33,7 +33,8 @@ def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
     name = zlib.crc32(scene.name.encode())
     found = []
     for number in numbers:
-        sweep = simulate(scene.truth, scene.noise, scene.plan, np.random.default_rng([name, number]))
+        rng = np.random.default_rng([name, number])
+        sweep = simulate(scene.truth, scene.noise, scene.plan, rng, crowded=scene.crowded)
         found.append(figures_of(sweep, judge(results_of(sweep))))
     return found
 

@@ -8,12 +8,12 @@ should: levels, differences to the control, effects of dimensions, best against 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.data.load import Results
 from analysis.judge.effects import Effect
-from analysis.judge.verdict import SweepVerdict, verdict
+from analysis.judge.verdict import Pays, Side, SweepVerdict, verdict
 
 Kind = Literal["level", "best level", "against control", "effect", "pays", "break-even", "accuracy"]
 
@@ -33,6 +33,7 @@ class Claim:
     """Relative for differences."""
     interval: tuple[float, float] | None
     verdict: str | None = None
+    concurrency: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,41 +58,41 @@ def judge(results: Results) -> Judged:
 def _claims(found: SweepVerdict) -> Iterator[Claim]:
     control = found.control.configuration_id if found.control is not None else None
     for side in found.sides:
-        yield Claim(
-            kind="level", metric="tok_s", subject=side.configuration_id, value=side.tok_s, interval=side.interval
-        )
+        yield _of_level("level", side)
         if side.against_control is not None:
             yield _of_effect("against control", side.against_control, side.configuration_id, control)
     for factor in found.factors:
         if factor.effect is not None:
             yield _of_effect("effect", factor.effect, factor.value, factor.reference, factor.dimension)
-    best, pays = found.best, found.speculation_pays
+    yield from _of_answers(found.best, found.speculation_pays, 1)
+    for there in found.by_concurrency:
+        if there.concurrency != found.concurrency:
+            yield from _of_answers(there.best, there.speculation_pays, there.concurrency)
+    pays, needed = found.speculation_pays, found.break_even
+    if needed is not None and pays.speculative is not None and pays.plain is not None:
+        sides = pays.speculative.configuration_id, pays.plain.configuration_id
+        accuracy = needed.accuracy
+        yield _of_need("break-even", sides, needed.accept_length, getattr(needed, "interval", None))
+        if accuracy.conditional_accuracy is not None:
+            yield _of_need("accuracy", sides, accuracy.conditional_accuracy, getattr(accuracy, "interval", None))
+
+
+def _of_answers(best: Side | None, pays: Pays, concurrency: int) -> Iterator[Claim]:
     if best is not None:
-        yield Claim(
-            kind="best level", metric="tok_s", subject=best.configuration_id, value=best.tok_s, interval=best.interval
-        )
+        yield replace(_of_level("best level", best), concurrency=concurrency)
     if pays.effect is not None and pays.speculative is not None and pays.plain is not None:
         sides = pays.speculative.configuration_id, pays.plain.configuration_id
-        yield _of_effect("pays", pays.effect, *sides)
-        needed = found.break_even
-        if needed is not None:
-            yield Claim(
-                kind="break-even",
-                metric="accept_length",
-                subject=sides[0],
-                reference=sides[1],
-                value=needed.accept_length,
-                interval=getattr(needed, "interval", None),
-            )
-            if needed.accuracy.conditional_accuracy is not None:
-                yield Claim(
-                    kind="accuracy",
-                    metric="accept_length",
-                    subject=sides[0],
-                    reference=sides[1],
-                    value=needed.accuracy.conditional_accuracy,
-                    interval=getattr(needed.accuracy, "interval", None),
-                )
+        yield replace(_of_effect("pays", pays.effect, *sides), verdict=pays.verdict, concurrency=concurrency)
+
+
+def _of_level(kind: Kind, side: Side) -> Claim:
+    return Claim(kind=kind, metric="tok_s", subject=side.configuration_id, value=side.tok_s, interval=side.interval)
+
+
+def _of_need(kind: Kind, sides: tuple[str, str], value: float, interval: tuple[float, float] | None) -> Claim:
+    return Claim(
+        kind=kind, metric="accept_length", subject=sides[0], reference=sides[1], value=value, interval=interval
+    )
 
 
 def _of_effect(kind: Kind, effect: Effect, subject: str, reference: str | None, dimension: str | None = None) -> Claim:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.data.load import Results, from_tables
-from benchmarks.verdict_scenes.plan import BLOCK_S, BOOT_S
+from benchmarks.verdict_scenes.plan import BLOCK_S, BOOT_S, server_of
 from benchmarks.verdict_scenes.sweep import Sweep
-from benchmarks.verdict_scenes.truth import BLOCK_TOKENS, DEFAULT_SET
+from benchmarks.verdict_scenes.truth import BLOCK_TOKENS, DEFAULT_SET, Array, Truth
 from sweeps.results.tables import ACTIVITIES, TABLES
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -22,8 +22,9 @@ _AWAY = timedelta(hours=5)
 
 def results_of(sweep: Sweep) -> Results:
     """What `analysis` makes of it."""
-    tables = {"trials": _table("trials", _trials(sweep)), "blocks": _table("blocks", _blocks(sweep))}
-    manifest = {"sweep_id": "simulated", "engine": "simulated", "num_configurations": None, "target_tok_s": None}
+    tables = {"trials": _table("trials", _trials(sweep)), "blocks": _table("blocks", _both(sweep))}
+    manifest: dict[str, Any] = {"sweep_id": "simulated", "engine": "simulated", "target_tok_s": None}
+    manifest["num_configurations"] = len(sweep.truth.configurations())
     return from_tables(tables, manifest, root=Path("simulated"))
 
 
@@ -40,7 +41,7 @@ def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
 
 def _trials(sweep: Sweep) -> dict[str, Any]:
     members, plan, table = sweep.configurations, sweep.plan, sweep.table
-    count = len(members)
+    count, started_s = len(members), table.at_s[:, 0]
     whole = sweep.num_blocks == plan.num_blocks
     statuses = [
         "failed" if bad else "completed" if end else "pruned" for bad, end in zip(sweep.failed, whole, strict=True)
@@ -62,7 +63,7 @@ def _trials(sweep: Sweep) -> dict[str, Any]:
         "stage": ["load" if bad else None for bad in sweep.failed],
         "kind": ["crash" if bad else None for bad in sweep.failed],
         "configuration_id": [each.configuration_id for each in members],
-        "launch_key": [each.launch_key for each in members],
+        "launch_key": [server_of(plan, each) for each in members],
         "label": [each.label for each in members],
         "relaunched": table.relaunched,
         "requested": nothing,
@@ -79,10 +80,10 @@ def _trials(sweep: Sweep) -> dict[str, Any]:
         "environment": variables,
         "started_at": [
             _START + timedelta(seconds=at) + (_AWAY if late else timedelta())
-            for at, late in zip(table.started_s, after, strict=True)
+            for at, late in zip(started_s, after, strict=True)
         ],
-        "started_s": table.started_s,
-        "ended_s": table.started_s + BLOCK_S * sweep.num_blocks,
+        "started_s": started_s,
+        "ended_s": table.at_s[np.arange(count), sweep.num_blocks - 1] + BLOCK_S,
         "num_blocks": np.where(sweep.failed, 0, sweep.num_blocks).astype(np.int32),
         **{f"{activity}_s": np.zeros(count) for activity in ACTIVITIES},
         "launch_s": np.where(table.relaunched, BOOT_S, 0.0),
@@ -96,20 +97,32 @@ def _nodes(sweep: Sweep) -> list[str]:
     return [f"node-{node}" for node in named]
 
 
-def _blocks(sweep: Sweep) -> dict[str, Any]:
-    width = sweep.slowness.shape[1]
-    ran = (np.arange(width) < sweep.num_blocks[:, None]) & ~sweep.failed[:, None]
+def _both(sweep: Sweep) -> dict[str, Any]:
+    """Blocks at every concurrency that was measured."""
+    own = _blocks(sweep, sweep.truth, sweep.slowness)
+    if sweep.crowded is None:
+        return own
+    other = _blocks(sweep, sweep.crowded, sweep.crowded_slowness)
+    return {name: pa.concat_arrays([_array(own[name]), _array(other[name])]) for name in own}
+
+
+def _array(values: Any) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values)
+
+
+def _blocks(sweep: Sweep, truth: Truth, slowness: Array) -> dict[str, Any]:
+    ran = (np.arange(slowness.shape[1]) < sweep.num_blocks[:, None]) & ~sweep.failed[:, None]
     rows, columns = np.nonzero(ran)
     count = len(rows)
-    slow = np.exp(sweep.slowness[ran])
+    slow = np.exp(slowness[ran])
     phases = {
-        name: np.array([of[name] for of in map(sweep.truth.phases_ms, sweep.configurations)])[rows] * slow
+        name: np.array([of[name] for of in map(truth.phases_ms, sweep.configurations)])[rows] * slow
         for name in ("draft", "verify", "extend", "cycle")
     }
     cycles = sweep.cycles[ran]
     seconds = cycles * phases["cycle"] / 1000
     drafts = np.array([each.speculates for each in sweep.configurations])[rows]
-    started_s = sweep.table.started_s[rows] + BLOCK_S * columns
+    started_s = sweep.table.at_s[ran] + (0.0 if truth.requests == 1 else BLOCK_S / 2)
     return {
         "sweep_id": ["simulated"] * count,
         "trial_id": np.array(sweep.names)[rows].tolist(),
@@ -118,9 +131,9 @@ def _blocks(sweep: Sweep) -> dict[str, Any]:
         "started_s": started_s,
         "wall_s": seconds,
         "decode_s": seconds,
-        "decode_tokens": np.full(count, BLOCK_TOKENS),
-        "tok_s": BLOCK_TOKENS / seconds,
-        "num_requests": np.ones(count, dtype=np.int32),
+        "decode_tokens": np.full(count, truth.requests * BLOCK_TOKENS),
+        "tok_s": truth.requests * BLOCK_TOKENS / seconds,
+        "num_requests": np.full(count, truth.requests, dtype=np.int32),
         "num_cycles": cycles.astype(np.int64),
         "accept_length": _if(drafts, BLOCK_TOKENS / cycles),
         "draft_ms": _if(drafts, phases["draft"]),
@@ -131,6 +144,7 @@ def _blocks(sweep: Sweep) -> dict[str, Any]:
         "cycle_ms": phases["cycle"],
         "timer_kind": ["simulated"] * count,
         "output_hash": ["same"] * count,
+        "concurrency": np.full(count, truth.requests, dtype=np.int32),
     }
 
 

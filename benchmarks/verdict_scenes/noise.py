@@ -40,7 +40,9 @@ class Noise:
     interaction: float = 0.0
     """Of a launch's further effect on each step count."""
     communicator: float = 0.0
-    """Of an NCCL set's communicator within one server."""
+    """Of a communicator, in all states of one server that use it."""
+    state: float = 0.0
+    """Of a state of one server: its communicator together with its graphs."""
     node: float = 0.0
     """Between nodes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.verdict_scenes.noise import Noise
 from benchmarks.verdict_scenes.plan import Plan
@@ -39,6 +39,8 @@ class Scene:
     truth: Truth = field(default_factory=Truth)
     noise: Noise = field(default_factory=Noise)
     plan: Plan = field(default_factory=Plan)
+    crowded: Truth | None = None
+    """At a second concurrency."""
     goals: Mapping[str, Goal] = field(default_factory=dict)
     """Further ones, and those that replace GOALS."""
 
@@ -106,6 +108,29 @@ def _restless() -> list[Scene]:
     return found
 
 
+def _states() -> list[Scene]:
+    """One server holds all sets and steps: differences within a launch, of states that differ by 0.7 % by chance."""
+    scenes = []
+    for copies, order, interaction in (
+        (1, "rounds", 0.0),
+        (2, "rounds", 0.0),
+        (3, "rounds", 0.0),
+        (2, "sequential", 0.0),
+        (2, "rounds", 0.1),
+    ):
+        noise = Noise(launch=0.02, block=0.003, state=0.007, drift="line", drift_size=0.02, interaction=interaction)
+        plan = Plan(states="rounds" if order == "rounds" else "sequential", copies=copies)
+        name = f"states, {copies} cop{'y' if copies == 1 else 'ies'}, {order}"
+        name += ", steps differ by launch" if interaction else ""
+        gains = (("null", 0.0), ("+2 %", 0.02)) + ((("+1 %", 0.01),) if copies == 3 else ())
+        for title, gain in gains:
+            truth = Truth(speculation=0.2, gains=(Gain("set-1", gain),) if gain else ())
+            scenes.append(Scene(name=f"{name}: {title}", truth=truth, noise=noise, plan=plan, goals=_FOUND))
+    return scenes
+
+
+_TREES: Any = {"step_counts": (0, 2, 3), "topks": (1, 4)}
+
 SCENES: tuple[Scene, ...] = (
     *_nulls(),
     *_drifts("null", Truth(), (0.5, 2), {}),
@@ -126,4 +151,39 @@ SCENES: tuple[Scene, ...] = (
         goals={"found": Goal(least=0.9)},
     ),
     Scene(name="+10 %, launches 8 %", truth=Truth(gains=_TEN), noise=Noise(launch=0.08)),
+    Scene(name="+6 % at top-k 4 alone", truth=Truth(**_TREES, gains=(Gain("set-1", 0.06, topk=4),)), goals=_FOUND),
+    *(Scene(name=f"prompts {sd} logits apart", truth=Truth(prompt_sd=sd)) for sd in (0.25, 0.5, 1.0)),
+    Scene(name="pruned after 4 blocks", truth=Truth(speculation=0.2, per_step=-0.05), plan=Plan(prunes_after=4)),
+    Scene(name="the leader launched 8 times more", plan=Plan(replicates=8)),
+    Scene(name="+2 %, the leader launched 8 times more", truth=Truth(gains=_TWO), plan=Plan(replicates=8)),
+    Scene(name="3 nodes, 3 % apart", noise=Noise(node=0.03), plan=Plan(num_nodes=3)),
+    Scene(
+        name="a second concurrency, where speculation does not pay",
+        truth=Truth(speculation=0.2),
+        crowded=Truth(speculation=-0.1, plain_ms=15.0, requests=4),
+    ),
+    Scene(name="launches on two branches 5 % apart", noise=Noise(branches=0.05)),
+    Scene(name="first block of a launch 30 % slow", noise=Noise(warm_up=0.26)),
+    Scene(
+        name="+4 % by the draft phase alone, quiet",
+        truth=Truth(gains=(Gain("set-1", 0.04, phase="draft"),)),
+        noise=Noise(launch=0.002, block=0.005),
+        goals=_FOUND,
+    ),
+    Scene(name="steps differ by launch, 10 %", noise=Noise(interaction=0.10)),
+    *(
+        Scene(
+            name=f"resumed after hours on another host{suffix}",
+            noise=Noise(node=0.03),
+            plan=Plan(gap_after=0.5, gap_is_named=named),
+        )
+        for suffix, named in ((" of another name", True), (" of the same name", False))
+    ),
+    Scene(
+        name="stopped after three trials",
+        truth=Truth(speculation=-0.1),
+        plan=Plan(stop_after=3),
+        goals={"pays denied": Goal(most=0.0)},
+    ),
+    *_states(),
 )

@@ -73,10 +73,12 @@ def _figures(sweep: Sweep, judged: Judged) -> Iterator[tuple[str, float]]:
             yield "false against the control", float(claim.verdict in _CLAIMED)
     for kind, name in _LEVELS:
         for claim in judged.of(kind):
-            truth = sweep.truth.value("tok_s", members[claim.subject]) * np.exp(-sweep.shift)
+            own = sweep.truth_at(claim.concurrency)
+            truth = own.value("tok_s", members[claim.subject]) * np.exp(-sweep.shift)
             yield from _of_interval(name, claim, truth, relative_to=truth)
     for claim in judged.of("pays"):
-        truth = sweep.truth.difference("tok_s", members[claim.subject], members[claim.reference or ""])
+        own = sweep.truth_at(claim.concurrency)
+        truth = own.difference("tok_s", members[claim.subject], members[claim.reference or ""])
         yield from _of_pays(claim, float(np.expm1(truth)))
     yield from _of_needs(sweep, judged, members)
     if sweep.outlier is not None:
@@ -122,6 +124,7 @@ def _of_pays(claim: Claim, truth: float) -> Iterator[tuple[str, float]]:
     yield from _of_interval("best against best", claim, truth)
     right = {"better": truth > _EQUAL, "worse": truth < -_EQUAL, "equivalent": abs(truth) <= MARGIN}
     yield "pays wrong", float(not right.get(claim.verdict or "", True))
+    yield "pays denied", float(claim.verdict in ("worse", "equivalent"))
     if abs(truth) > MARGIN:
         yield "pays decided", float(claim.verdict in _CLAIMED)
 

@@ -18,9 +18,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 DEFAULT_SET = "default"
+_SET = "set-"
 BLOCK_TOKENS = 1000
-_PLAIN_MS = 10.0
-"""A decode step without speculation."""
 _ACCURACY = 0.6
 """Conditional accuracy of a prompt in the middle; prompts differ on the logit scale."""
 _TREE_BONUS = 0.3
@@ -43,6 +42,11 @@ class Configuration:
     @property
     def speculates(self) -> bool:
         return self.num_steps > 0
+
+    @property
+    def set_number(self) -> int:
+        """0: the default."""
+        return 0 if self.nccl == DEFAULT_SET else int(self.nccl.removeprefix(_SET))
 
     @property
     def kind(self) -> Literal["plain", "chain", "tree"]:
@@ -93,12 +97,16 @@ class Truth:
     per_step: float = 0.0
     """Further relative change per step beyond the first."""
     gains: tuple[Gain, ...] = ()
+    plain_ms: float = 10.0
+    """A decode step without speculation."""
+    requests: int = 1
+    """In flight at a time."""
     prompt_sd: float = 0.0
     """Of the prompts' accuracy, in logits."""
 
     @property
     def sets(self) -> tuple[str, ...]:
-        return (DEFAULT_SET, *(f"set-{number}" for number in range(1, self.num_sets)))
+        return (DEFAULT_SET, *(f"{_SET}{number}" for number in range(1, self.num_sets)))
 
     def configurations(self) -> tuple[Configuration, ...]:
         """The grid, the control first."""
@@ -136,7 +144,7 @@ class Truth:
     @cache  # noqa: B019
     def phases_ms(self, of: Configuration) -> dict[str, float]:
         """`draft`, `verify`, `extend` and `cycle`, in milliseconds."""
-        usual = self.accept_length(of) * _PLAIN_MS
+        usual = self.accept_length(of) * self.plain_ms
         if of.speculates:
             usual /= (1 + self.speculation) * (1 + self.per_step) ** (of.num_steps - 1)
         cycle = usual / (1 + self.gain(of))
@@ -153,7 +161,9 @@ class Truth:
         if metric == "accept_length":
             return length
         phases = self.phases_ms(of)
-        return 1000 * length / phases["cycle"] if metric == "tok_s" else phases[metric.removesuffix("_ms")]
+        return (
+            1000 * self.requests * length / phases["cycle"] if metric == "tok_s" else phases[metric.removesuffix("_ms")]
+        )
 
     def difference(self, metric: str, of: Configuration, to: Configuration) -> float:
         """Log of the ratio of two configurations."""
