@@ -31,12 +31,11 @@ def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
     """Figures of some sweeps of a scene."""
     scene, numbers = job
     name = zlib.crc32(scene.name.encode())
-    found = []
-    for number in numbers:
-        rng = np.random.default_rng([name, number])
-        sweep = simulate(scene.truth, scene.noise, scene.plan, rng, crowded=scene.crowded)
-        found.append(figures_of(sweep, judge(results_of(sweep))))
-    return found
+    sweeps = [
+        simulate(scene.truth, scene.noise, scene.plan, np.random.default_rng([name, number]), crowded=scene.crowded)
+        for number in numbers
+    ]
+    return [figures_of(sweep, judge(results)) for sweep, results in zip(sweeps, results_of(sweeps), strict=True)]
 
 
 def main() -> None:

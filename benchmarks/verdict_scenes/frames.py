@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,40 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 _AWAY = timedelta(hours=5)
 
 
-def results_of(sweep: Sweep) -> Results:
-    """What `analysis` makes of it."""
-    tables = {"trials": _table("trials", _trials(sweep)), "blocks": _table("blocks", _both(sweep))}
-    manifest: dict[str, Any] = {"sweep_id": "simulated", "engine": "simulated", "target_tok_s": None}
-    manifest["num_configurations"] = len(sweep.truth.configurations())
-    return from_tables(tables, manifest, root=Path("simulated"))
+def results_of(sweeps: Sequence[Sweep]) -> list[Results]:
+    """What `analysis` makes of each sweep.
+
+    All are loaded at once, as sweeps on nodes of their own, because the loader's cost hardly depends on their number.
+    """
+    tables = {
+        name: pa.concat_tables([_table(name, columns(f"{number}", sweep)) for number, sweep in enumerate(sweeps)])
+        for name, columns in (("trials", _trials), ("blocks", _both))
+    }
+    manifest = {"sweep_id": "simulated", "engine": "simulated", "target_tok_s": None}
+    loaded = from_tables(tables, manifest, root=Path("simulated"))
+    return [_alone(loaded, f"{number}", sweep) for number, sweep in enumerate(sweeps)]
+
+
+def _alone(loaded: Results, sweep_id: str, sweep: Sweep) -> Results:
+    """One of the sweeps that were loaded together."""
+    own = {
+        name: frame.filter(frame["sweep_id"] == sweep_id)
+        for name in ("all_trials", "trials", "blocks", "all_blocks")
+        for frame in [getattr(loaded, name)]
+    }
+    names = set(own["all_trials"]["trial_id"])
+    return replace(
+        loaded,
+        **own,
+        sweep_id=sweep_id,
+        num_configurations=len(sweep.truth.configurations()),
+        excluded=tuple(each for each in loaded.excluded if each.trial_id in names),
+    )
+
+
+def trial_ids(sweep_id: str, sweep: Sweep) -> list[str]:
+    """Unique over the sweeps that are loaded together."""
+    return [f"{sweep_id}-{name}" for name in sweep.names]
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
@@ -39,7 +68,7 @@ def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _trials(sweep: Sweep) -> dict[str, Any]:
+def _trials(sweep_id: str, sweep: Sweep) -> dict[str, Any]:
     members, plan, table = sweep.configurations, sweep.plan, sweep.table
     count, started_s = len(members), table.at_s[:, 0]
     whole = sweep.num_blocks == plan.num_blocks
@@ -50,13 +79,13 @@ def _trials(sweep: Sweep) -> dict[str, Any]:
     nothing: list[list[tuple[str, str]]] = [[]] * count
     variables = [[] if each.nccl == DEFAULT_SET else [("NCCL_PROTO", each.nccl)] for each in members]
     return {
-        "sweep_id": ["simulated"] * count,
-        "trial_id": list(sweep.names),
+        "sweep_id": [sweep_id] * count,
+        "trial_id": trial_ids(sweep_id, sweep),
         "attempt": np.ones(count, dtype=np.int32),
         "role": [slot.role for slot in table.slots],
         "engine": ["simulated"] * count,
         "machine": ["simulated"] * count,
-        "node": _nodes(sweep),
+        "node": _nodes(sweep_id, sweep),
         "num_gpus": np.full(count, 8, dtype=np.int32),
         "acceptance": ["measured"] * count,
         "status": statuses,
@@ -91,18 +120,18 @@ def _trials(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _nodes(sweep: Sweep) -> list[str]:
+def _nodes(sweep_id: str, sweep: Sweep) -> list[str]:
     """A host that takes over under the same name is seen in the labels of time alone."""
     named = sweep.table.nodes if sweep.plan.gap_is_named else np.minimum(sweep.table.nodes, sweep.plan.num_nodes - 1)
-    return [f"node-{node}" for node in named]
+    return [f"{sweep_id}/node-{node}" for node in named]
 
 
-def _both(sweep: Sweep) -> dict[str, Any]:
+def _both(sweep_id: str, sweep: Sweep) -> dict[str, Any]:
     """Blocks at every concurrency that was measured."""
-    own = _blocks(sweep, sweep.truth, sweep.slowness)
+    own = _blocks(sweep_id, sweep, sweep.truth, sweep.slowness)
     if sweep.crowded is None:
         return own
-    other = _blocks(sweep, sweep.crowded, sweep.crowded_slowness)
+    other = _blocks(sweep_id, sweep, sweep.crowded, sweep.crowded_slowness)
     return {name: pa.concat_arrays([_array(own[name]), _array(other[name])]) for name in own}
 
 
@@ -110,7 +139,7 @@ def _array(values: Any) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values)
 
 
-def _blocks(sweep: Sweep, truth: Truth, slowness: Array) -> dict[str, Any]:
+def _blocks(sweep_id: str, sweep: Sweep, truth: Truth, slowness: Array) -> dict[str, Any]:
     ran = (np.arange(slowness.shape[1]) < sweep.num_blocks[:, None]) & ~sweep.failed[:, None]
     rows, columns = np.nonzero(ran)
     count = len(rows)
@@ -124,8 +153,8 @@ def _blocks(sweep: Sweep, truth: Truth, slowness: Array) -> dict[str, Any]:
     drafts = np.array([each.speculates for each in sweep.configurations])[rows]
     started_s = sweep.table.at_s[ran] + (0.0 if truth.requests == 1 else BLOCK_S / 2)
     return {
-        "sweep_id": ["simulated"] * count,
-        "trial_id": np.array(sweep.names)[rows].tolist(),
+        "sweep_id": [sweep_id] * count,
+        "trial_id": np.array(trial_ids(sweep_id, sweep))[rows].tolist(),
         "attempt": np.ones(count, dtype=np.int32),
         "block_index": columns.astype(np.int32),
         "started_s": started_s,

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.judge.break_even import accept_length_for, accuracy_for
 from benchmarks.verdict_scenes.claims import Claim, Judged, Kind
 from benchmarks.verdict_scenes.sweep import Sweep
-from benchmarks.verdict_scenes.truth import Configuration
+from benchmarks.verdict_scenes.truth import Configuration, Truth
 
 MARGIN = 0.01
 """Relative difference within which two configurations count as equal."""
@@ -37,7 +37,7 @@ class Figure:
 
     value: float
     error: float
-    """Standard error; with neither hit nor miss among n sweeps that of half a hit."""
+    """Standard error; 1.5 / n if all n sweeps agree, for the 95 % bound of an event that was not seen is 3 / n."""
     num_sweeps: int
 
 
@@ -56,16 +56,17 @@ def summarise(sweeps: Sequence[Mapping[str, float]]) -> dict[str, Figure]:
     found = {}
     for name in names:
         values = np.array([sweep[name] for sweep in sweeps if name in sweep])
-        spread = float(values.std()) or (0.5 / len(values)) ** 0.5
-        found[name] = Figure(float(values.mean()), spread / len(values) ** 0.5, len(values))
+        error = float(values.std()) / len(values) ** 0.5 or 1.5 / len(values)
+        found[name] = Figure(float(values.mean()), error, len(values))
     return found
 
 
 def _figures(sweep: Sweep, judged: Judged) -> Iterator[tuple[str, float]]:
-    members = {member.configuration_id: member for member in sweep.measured()}
+    measured, shift = sweep.measured(), sweep.shift
+    members = {member.configuration_id: member for member in measured}
     for metric in _CYCLE_METRICS:
         for claim in judged.of("effect", metric):
-            yield from _of_effect(claim, _true_effect(claim, sweep))
+            yield from _of_effect(claim, _true_effect(claim, sweep.truth, measured))
     for claim in judged.of("against control"):
         truth = sweep.truth.difference("tok_s", members[claim.subject], members[claim.reference or ""])
         yield from _of_interval("against control", claim, np.expm1(truth))
@@ -74,19 +75,18 @@ def _figures(sweep: Sweep, judged: Judged) -> Iterator[tuple[str, float]]:
     for kind, name in _LEVELS:
         for claim in judged.of(kind):
             own = sweep.truth_at(claim.concurrency)
-            truth = own.value("tok_s", members[claim.subject]) * np.exp(-sweep.shift)
+            truth = own.value("tok_s", members[claim.subject]) * np.exp(-shift)
             yield from _of_interval(name, claim, truth, relative_to=truth)
     for claim in judged.of("pays"):
         own = sweep.truth_at(claim.concurrency)
         truth = own.difference("tok_s", members[claim.subject], members[claim.reference or ""])
-        yield from _of_pays(claim, float(np.expm1(truth)))
+        yield from _of_pays(claim, float(np.expm1(truth)), is_unfinished=sweep.plan.stop_after is not None)
     yield from _of_needs(sweep, judged, members)
     if sweep.outlier is not None:
-        rows = np.flatnonzero(sweep.table.launches == sweep.outlier)
-        yield "outlier named", float(any(sweep.names[row] in judged.text for row in rows))
+        yield "outlier named", float(any(name in judged.text for name in sweep.trials_of(sweep.outlier)))
 
 
-def _true_effect(claim: Claim, sweep: Sweep) -> float:
+def _true_effect(claim: Claim, truth: Truth, measured: Sequence[Configuration]) -> float:
     """Relative: over all pairs of measured configurations that differ in the claim's dimension alone."""
     assert claim.dimension is not None
     dimension = _DIMENSIONS[claim.dimension]
@@ -96,14 +96,14 @@ def _true_effect(claim: Claim, sweep: Sweep) -> float:
         return tuple(_DIMENSIONS[name](member) for name in rest)
 
     drafts_only = claim.dimension != "nccl" or claim.metric != "tok_s"
-    usable = [member for member in sweep.measured() if member.speculates or not drafts_only]
+    usable = [member for member in measured if member.speculates or not drafts_only]
     references = {key(member): member for member in usable if dimension(member) == claim.reference}
     pairs = [
         (member, references[key(member)])
         for member in usable
         if dimension(member) == claim.subject and key(member) in references
     ]
-    return float(np.expm1(sweep.truth.contrast(claim.metric, pairs)))
+    return float(np.expm1(truth.contrast(claim.metric, pairs)))
 
 
 def _of_effect(claim: Claim, truth: float) -> Iterator[tuple[str, float]]:
@@ -120,11 +120,12 @@ def _of_effect(claim: Claim, truth: float) -> Iterator[tuple[str, float]]:
             yield "called equivalent", float(claim.verdict == "equivalent")
 
 
-def _of_pays(claim: Claim, truth: float) -> Iterator[tuple[str, float]]:
+def _of_pays(claim: Claim, truth: float, *, is_unfinished: bool) -> Iterator[tuple[str, float]]:
     yield from _of_interval("best against best", claim, truth)
     right = {"better": truth > _EQUAL, "worse": truth < -_EQUAL, "equivalent": abs(truth) <= MARGIN}
     yield "pays wrong", float(not right.get(claim.verdict or "", True))
-    yield "pays denied", float(claim.verdict in ("worse", "equivalent"))
+    if is_unfinished:
+        yield "pays denied", float(claim.verdict in ("worse", "equivalent"))
     if abs(truth) > MARGIN:
         yield "pays decided", float(claim.verdict in _CLAIMED)
 

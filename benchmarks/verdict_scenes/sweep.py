@@ -46,6 +46,10 @@ class Sweep:
         """Trial ids."""
         return tuple(f"{_LETTER[slot.role]}{row:04d}" for row, slot in enumerate(self.table.slots))
 
+    def trials_of(self, launch: int) -> tuple[str, ...]:
+        """Trial ids of one launch."""
+        return tuple(name for name, each in zip(self.names, self.table.launches, strict=True) if each == launch)
+
     @property
     def shift(self) -> float:
         """Mean log slowness by drift and node over all trials with results: levels are true at that mean."""

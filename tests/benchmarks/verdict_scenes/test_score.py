@@ -96,7 +96,7 @@ def test_goals_say_what_was_missed() -> None:
 def test_the_package_judges_a_quiet_sweep_right() -> None:
     truth = Truth(speculation=0.2, gains=(Gain("set-1", 0.10),))
     of = sweep(truth, launch=0.002, block=0.005)
-    found = figures_of(of, judge(results_of(of)))
+    found = figures_of(of, judge(results_of([of])[0]))
     assert found["found"] == 1.0
     assert found["pays wrong"] == 0.0
     assert found["pays decided"] == 1.0
