@@ -10,8 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
+from benchmarks.record import record
 from benchmarks.verdict_scenes.claims import judge
 from benchmarks.verdict_scenes.frames import results_of
+from benchmarks.verdict_scenes.page import kept
 from benchmarks.verdict_scenes.scenes import SCENES, Scene
 from benchmarks.verdict_scenes.score import Figure, figures_of, summarise
 from benchmarks.verdict_scenes.sweep import simulate
@@ -41,18 +43,24 @@ def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
 def main() -> None:
     """Run scenes and print what they reached."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", nargs="*", default=[""], help="parts of names")
-    parser.add_argument("--sweeps", type=int, default=1000)
+    parser.add_argument("--scenes", nargs="*", default=[""], metavar="PART", help="only scenes with such a name")
+    parser.add_argument("--sweeps", type=int, default=1000, help="of each scene")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--record", action="store_true", help="keep the figures for the page of results")
     asked = parser.parse_args()
     scenes = [scene for scene in SCENES if any(part in scene.name for part in asked.scenes)]
+    began = time.perf_counter()
+    found = {}
     with ProcessPoolExecutor(asked.processes) as pool:
         for scene in scenes:
-            began = time.perf_counter()
             figures = measure(scene, asked.sweeps, pool=pool)
+            found[scene.name] = kept(scene, figures)
             print(f"{scene.name} ({time.perf_counter() - began:.0f} s)", flush=True)
             for line in lines(scene, figures):
                 print(f"    {line}", flush=True)
+    if asked.record:
+        cost = {"processes": asked.processes, "seconds": time.perf_counter() - began}
+        record("verdicts", {"sweeps_of_each_scene": asked.sweeps, **cost, "scenes": found})
 
 
 def lines(scene: Scene, figures: Mapping[str, Figure]) -> Iterator[str]:
