@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 COMMANDS = {
+    "init": "write a first spec from what this node has",
     "run": "run a sweep, or go on with one that was interrupted",
     "submit": "submit a sweep to a Ray cluster and follow it",
     "dry-run": "print what a spec would launch and cost; run nothing",
@@ -49,6 +50,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         from ray_jobs import check_cluster
 
         return lambda words: check_cluster.main(words, prog="specsweep check")
+    if name == "init":
+        from ray_jobs import init_spec
+
+        return lambda words: init_spec.main(words, prog="specsweep init")
     if name == "submit":
         from ray_jobs import submit
 
