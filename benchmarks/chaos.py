@@ -29,7 +29,7 @@ import yaml
 from benchmarks.record import record
 from sweeps.engines.process import lease
 from sweeps.engines.sglang.boot import free_port
-from sweeps.results.tables import ResultsFolder, read_table
+from sweeps.results.tables import ResultsFolder, read_parts, read_table
 
 ROOT = Path(__file__).resolve().parents[1]
 STUB = ROOT / "tests" / "stub_server.py"
@@ -262,10 +262,12 @@ def _num_trials(results: ResultsFolder) -> int:
 
 def check_rows(results: ResultsFolder, trials: int) -> Iterator[Finding]:
     """Every trial has one row per attempt, and the last attempt's status is final."""
-    rows = read_table(results, "trials").select(["trial_id", "attempt", "status", "role"]).to_pylist()
-    attempts = Counter((row["trial_id"], row["attempt"]) for row in rows)
-    doubled = sorted(key for key, count in attempts.items() if count > 1)
-    yield Finding(promise="one row per attempt", kept=not doubled, detail=f"{len(rows)} rows, doubled: {doubled}")
+    parts = read_parts(results, "trials", columns=["status", "role"])
+    rows = parts.rows.to_pylist()
+    odd_parts = [str(damage) for damage in parts.damaged]
+    yield Finding(
+        promise="one row per attempt", kept=not odd_parts, detail=f"{len(rows)} rows, doubled or damaged: {odd_parts}"
+    )
     last = {row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"])}
     odd = sorted(row["trial_id"] for row in last.values() if row["status"] not in FINAL_STATUSES)
     candidates = [row for row in last.values() if row["role"] == "candidate"]

@@ -28,8 +28,9 @@ from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.optuna_study import InvalidSuggestion, open_journal
+from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.study import SweepStudy
+from sweeps.search.study_journal import open_journal
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space

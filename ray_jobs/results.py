@@ -14,7 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sweeps import __version__
+from sweeps.measure.records import Finding
+from sweeps.measure.rows import record_findings
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
+from sweeps.search.resume import Earlier
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import fingerprint
@@ -69,6 +72,23 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
     if folder.root.is_dir() and {path.name for path in folder.root.iterdir()} - _BEGUN:
         raise SpecError(f"--results: {root} is neither empty nor a results folder (it has no {folder.manifest.name})")
     return _create(folder, spec, text)
+
+
+def tell_damage(opened: OpenedResults, earlier: Earlier, rebuilt: str | None) -> None:
+    """Print what was damaged in a folder that is gone on with, and leave an event for each.
+
+    Args:
+        rebuilt: what was wrong with the study's file.
+    """
+    findings = [Finding(event="damaged", detail=str(damage)) for damage in earlier.damaged]
+    if rebuilt is not None:
+        findings.append(Finding(event="study_rebuilt", detail=rebuilt))
+    for finding in findings:
+        print(f"{finding.event.replace('_', ' ')}: {finding.detail}", flush=True)
+    seen = list(earlier.observations)
+    if seen and findings:
+        at_s = max((block.started_s + block.wall_s for each in seen for block in each.blocks), default=0.0)
+        record_findings(opened.folder, seen[-1].trial.trial_id, findings, sweep_id=opened.sweep_id, at_s=at_s)
 
 
 def _resume(folder: ResultsFolder, text: str) -> OpenedResults:

@@ -19,14 +19,14 @@ from rich.console import Console
 from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
-from ray_jobs.results import OpenedResults, default_root, open_results
+from ray_jobs.results import OpenedResults, default_root, open_results, tell_damage
 from sweeps import SpecsweepError
 from sweeps.engines import open_engine
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder
-from sweeps.search.optuna_study import open_journal
-from sweeps.search.resume import read_observations
+from sweeps.search.resume import read_earlier
 from sweeps.search.study import SweepStudy
+from sweeps.search.study_journal import open_study
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Configuration, Space
@@ -111,11 +111,14 @@ def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
 
 def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
     recover(opened.folder, num_blocks=num_blocks)
-    observations = read_observations(opened.folder, space)
+    earlier = read_earlier(opened.folder, space, sweep_id=opened.sweep_id)
+    storage, rebuilt = open_study(opened.folder.study, spec, space, earlier)
+    tell_damage(opened, earlier, rebuilt)
+    observations = earlier.observations
     return SweepStudy(
         spec,
         space,
-        storage=open_journal(opened.folder.study),
+        storage=storage,
         observations=observations,
         clock=_clock(spec, lambda: observations.held_s),
     )

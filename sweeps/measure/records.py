@@ -35,6 +35,8 @@ class PlannedTrial:
     """Configurations that a launch for this trial shall be able to switch to."""
     acceptance: Acceptance = "measured"
     """`pinned`: timed with simulated acceptance."""
+    start_index: int | None = None
+    """Place in the order in which trials started, over all drivers of the sweep; None in older rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
-from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_table, write_part
+from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_parts, write_part
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
@@ -37,6 +38,7 @@ def trial_row(trial: PlannedTrial, *, sweep_id: str, attempt: int) -> Row:
         "label": trial.configuration.label,
         "requested": settings(trial.requested),
         "acceptance": trial.acceptance,
+        "start_index": trial.start_index,
         **_configuration_columns(trial.configuration),
         **_empty_account(),
     }
@@ -120,7 +122,13 @@ def record_findings(
         }
         for finding in findings
     ]
-    write_part(folder, "events", rows, trial_id=trial_id + _FINDING_SUFFIX, attempt=1)
+    write_part(folder, "events", rows, trial_id=trial_id + _free_suffix(folder, trial_id), attempt=1)
+
+
+def _free_suffix(folder: ResultsFolder, trial_id: str) -> str:
+    """A trial may have findings of several drivers: no part replaces an earlier one."""
+    suffixes = (_FINDING_SUFFIX + ("" if number == 1 else f"-{number}") for number in itertools.count(1))
+    return next(each for each in suffixes if not folder.part("events", trial_id + each, 1).exists())
 
 
 def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
@@ -131,7 +139,7 @@ def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
 
 def last_end_s(folder: ResultsFolder, node: str) -> float:
     """The time at which the rows of a node end, on its engines' clock; 0 if it has none."""
-    trials = read_table(folder, "trials").select(["node", "ended_s"])
+    trials = read_parts(folder, "trials", columns=["node", "ended_s"]).rows
     return float(pc.max(trials.filter(pc.equal(trials["node"], node))["ended_s"]).as_py() or 0.0)
 
 

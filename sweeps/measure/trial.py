@@ -19,7 +19,7 @@ from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.nccl_acts import is_unread, variables_read
-from sweeps.results.tables import ResultsFolder
+from sweeps.results.tables import ResultsFolder, TableError
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
@@ -94,6 +94,8 @@ class Measurement:
         self._measured = 0
         self._kernels: tuple[KernelTime, ...] = ()
         self._outcome: Outcome | None = None
+        if (finished := context.folder.part("trials", trial.trial_id, attempt)).exists():
+            raise TableError(f"{finished}: this trial was measured already, and nothing is written over it")
         self._rows = TrialRows(trial=self._first_row())
         self._journal = Journal(context.folder.journal(trial.trial_id, attempt))
         self._journal.append("trial", trial=self._rows.trial)

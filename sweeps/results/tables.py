@@ -8,16 +8,42 @@ has one part per table instead, and is only read.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
-from sweeps import SpecsweepError
+from sweeps.results.part_file import (
+    TABLE_KEY,
+    VERSION_KEY,
+    DamagedPartError,
+    PartRows,
+    TableError,
+    read_part_file,
+    write_part_file,
+)
+
+__all__ = [
+    "ACTIVITIES",
+    "CYCLE_COLUMNS",
+    "DRAFTING_COLUMNS",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "Activity",
+    "Damage",
+    "Parts",
+    "ResultsFolder",
+    "TableError",
+    "read_part",
+    "read_parts",
+    "read_table",
+    "remove_part",
+    "write_part",
+]
 
 SCHEMA_VERSION = 1
 
@@ -116,7 +142,8 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("environment", _SETTINGS),
             pa.field("removed_env", pa.list_(pa.string())),
             pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),  # a label
-            pa.field("started_s", pa.float64(), nullable=False),  # engine's clock
+            pa.field("started_s", pa.float64(), nullable=False),  # engine's clock, goes on from driver to driver
+            pa.field("start_index", pa.int64()),  # place in the order of starts; null in older rows and if never run
             pa.field("ended_s", pa.float64(), nullable=False),
             pa.field("num_blocks", pa.int32(), nullable=False),
             *(pa.field(f"{activity}_s", pa.float64(), nullable=False) for activity in ACTIVITIES),
@@ -176,8 +203,39 @@ TABLES: Mapping[str, pa.Schema] = {
 }
 
 
-class TableError(SpecsweepError, ValueError):
-    """A results folder or part file that is not what it should be."""
+_NAME = re.compile(r"([kti]\d{4,})(?:-[a-z0-9]+)*-a(\d+)(?:\.|$)")
+"""Trial id and attempt in the name of a part, a journal or a log."""
+_UNIQUE: Mapping[str, tuple[str, ...]] = {
+    "trials": (),
+    "blocks": ("block_index", "concurrency"),
+    "anchors": ("place", "block_index", "started_s"),
+}
+"""Columns that tell the rows of one attempt apart, in tables where a doubled row would count twice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Damage:
+    """A file of a results folder that cannot be believed, as a whole or in one column."""
+
+    file: str
+    """Relative to the results folder."""
+    reason: str
+    column: str | None = None
+    trial_id: str | None = None
+    attempt: int | None = None
+    costs_rows: bool = True
+    """False: its rows are used all the same."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'' if self.column is None else f'column {self.column}: '}{self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """The rows of a table that can be believed, and what was left out of it."""
+
+    rows: pa.Table
+    damaged: tuple[Damage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +257,15 @@ class ResultsFolder:
     @property
     def study(self) -> Path:
         return self.root / "study.journal"
+
+    def names_in_use(self) -> frozenset[str]:
+        """Trial ids that some file of the folder bears, readable or not: none of them is given to a new trial."""
+        places = [*(self.root / "tables").glob("*/*"), *(self.root / "journal").glob("*"), *self._logs.glob("*")]
+        return frozenset(found[1] for path in places if (found := _NAME.match(path.name)) is not None)
+
+    @property
+    def _logs(self) -> Path:
+        return self.root / "logs"
 
     @property
     def stop_request(self) -> Path:
@@ -226,7 +293,7 @@ class ResultsFolder:
         return self.root / "journal" / f"{trial_id}-a{attempt}.jsonl"
 
     def logs(self, trial_id: str, attempt: int) -> Path:
-        return self.root / "logs" / f"{trial_id}-a{attempt}"
+        return self._logs / f"{trial_id}-a{attempt}"
 
     def read_manifest(self) -> dict[str, Any]:
         if not self.manifest.is_file():
@@ -240,18 +307,12 @@ def write_part(
 ) -> Path:
     """Write one part atomically (temporary name, synced, renamed); an older part of the attempt is replaced.
 
-    Raises TableError if a row does not fit the schema.
+    Raises TableError if a row does not fit the schema, OSError if the file cannot be written.
     """
-    schema = TABLES[table].with_metadata({"specsweep.table": table, "specsweep.schema_version": str(SCHEMA_VERSION)})
+    schema = TABLES[table].with_metadata({TABLE_KEY: table, VERSION_KEY: str(SCHEMA_VERSION)})
     data = _fit(table, schema, rows)
     path = folder.part(table, trial_id, attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as sink:
-        pq.write_table(data, sink, compression="zstd")
-        sink.flush()
-        os.fsync(sink.fileno())
-    temporary.rename(path)
+    write_part_file(path, data)
     return path
 
 
@@ -280,27 +341,89 @@ def remove_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: in
 
 
 def read_part(folder: ResultsFolder, table: str, *, trial_id: str, attempt: int) -> pa.Table:
-    """One part (an empty table if there is none). Raises TableError for newer or foreign files."""
+    """One part (an empty table if there is none). Raises TableError for newer, foreign or damaged files."""
     path = folder.part(table, trial_id, attempt)
-    return _read_part(path, table) if path.is_file() else TABLES[table].empty_table()
+    return _read(path, table, TABLES[table].names).rows if path.is_file() else TABLES[table].empty_table()
 
 
 def read_table(folder: ResultsFolder, table: str) -> pa.Table:
-    """All parts of a table (an empty table if there are none). Raises TableError for newer or foreign files."""
-    parts = sorted((folder.root / "tables" / table).glob("*.parquet"))
-    return pa.concat_tables([_read_part(path, table) for path in parts]) if parts else TABLES[table].empty_table()
+    """All parts of a table (an empty table if there are none). Raises TableError if any part is not whole."""
+    parts = read_parts(folder, table)
+    if lost := [damage for damage in parts.damaged if damage.costs_rows]:
+        raise TableError(f"{folder.root / lost[0].file}: {str(lost[0]).removeprefix(f'{lost[0].file}: ')}")
+    return parts.rows
 
 
-def _read_part(path: Path, table: str) -> pa.Table:
-    data = pq.read_table(path)
-    version = int((data.schema.metadata or {}).get(b"specsweep.schema_version", b"0"))
-    if not 1 <= version <= SCHEMA_VERSION:
-        raise TableError(
-            f"{path}: schema version {version}, but this Specsweep reads 1 to {SCHEMA_VERSION}: upgrade it"
+def read_parts(
+    folder: ResultsFolder, table: str, *, columns: Sequence[str] | None = None, sweep_id: str | None = None
+) -> Parts:
+    """The sound parts of a table; a damaged one costs its own rows and is named.
+
+    Args:
+        columns: those wanted besides the keys; None: all.
+        sweep_id: rows of any other sweep are left out and named.
+
+    Raises TableError for a part of a newer version.
+    """
+    names = TABLES[table].names if columns is None else [*(key.name for key in _KEYS), *columns]
+    sound: list[pa.Table] = []
+    damaged: list[Damage] = []
+    for path in sorted((folder.root / "tables" / table).glob("*.parquet")):
+        named = _NAME.fullmatch(path.stem)
+        about: dict[str, Any] = {"file": path.relative_to(folder.root).as_posix()}
+        about |= {"trial_id": named[1], "attempt": int(named[2])} if named else {}
+        try:
+            part = _read(path, table, names)
+            _check_keys(path, part.rows, about, packed=path == folder.packed(table), sweep_id=sweep_id)
+            rows = _unique(path, table, part.rows)
+        except DamagedPartError as error:
+            damaged.append(Damage(**about, reason=error.reason, column=error.column))
+            continue
+        damaged.extend(
+            Damage(**about, reason="is not a column of this table", column=name, costs_rows=False)
+            for name in part.extra
         )
-    schema = TABLES[table]
-    for added in (schema.field(name) for name in schema.names if name not in data.column_names):
-        if not added.nullable:
-            raise TableError(f"{path}: has no column {added.name}, and nothing can stand in for it")
-        data = data.append_column(added, pa.nulls(data.num_rows, added.type))
-    return data.select(schema.names).cast(schema)
+        if rows.num_rows < part.rows.num_rows:
+            reason = f"{part.rows.num_rows - rows.num_rows} rows are there twice: the first of each counts"
+            damaged.append(Damage(**about, reason=reason, costs_rows=False))
+        sound.append(rows)
+    schema = pa.schema([TABLES[table].field(name) for name in names])
+    return Parts(rows=pa.concat_tables(sound) if sound else schema.empty_table(), damaged=tuple(damaged))
+
+
+def _read(path: Path, table: str, columns: Sequence[str]) -> PartRows:
+    return read_part_file(path, table, TABLES[table], version=SCHEMA_VERSION, columns=columns)
+
+
+def _check_keys(path: Path, rows: pa.Table, about: Mapping[str, Any], *, packed: bool, sweep_id: str | None) -> None:
+    """Raise DamagedPartError for a part whose rows are not those that its name says."""
+    if not packed and "trial_id" not in about:
+        raise DamagedPartError(path, "is not the name of a part: a copy, maybe")
+    if not rows.num_rows:
+        raise DamagedPartError(path, "holds no rows")
+    for column in () if packed else ("trial_id", "attempt"):
+        found = pc.unique(rows[column]).to_pylist()
+        if found != [about[column]]:
+            listed = ", ".join(map(str, found[:3]))
+            raise DamagedPartError(path, f"holds {listed}, but the file's name says {about[column]}", column=column)
+    if sweep_id is not None and (others := set(pc.unique(rows["sweep_id"]).to_pylist()) - {sweep_id}):
+        raise DamagedPartError(path, f"belongs to another sweep ({sorted(others)[0]})", column="sweep_id")
+
+
+def _unique(path: Path, table: str, rows: pa.Table) -> pa.Table:
+    """The rows without repetitions of an earlier one. Raises DamagedPartError if two rows of a key contradict."""
+    if table not in _UNIQUE or rows.num_rows < 2:
+        return rows
+    names = ["trial_id", "attempt", *(name for name in _UNIQUE[table] if name in rows.column_names)]
+    if len(names) < 2 + len(_UNIQUE[table]) or rows.num_rows == rows.group_by(names).aggregate([]).num_rows:
+        return rows
+    seen: dict[tuple[object, ...], dict[str, Any]] = {}
+    kept = []
+    for place, row in enumerate(rows.to_pylist()):
+        key = tuple(row[name] for name in names)
+        if key not in seen:
+            seen[key] = row
+            kept.append(place)
+        elif repr(seen[key]) != repr(row):  # NaN equals itself in writing only
+            raise DamagedPartError(path, f"holds two rows for {', '.join(map(str, key))} that contradict each other")
+    return rows.take(kept)

@@ -12,7 +12,17 @@ from typing import Protocol, runtime_checkable
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, FailureKind, Finding, Outcome, PlannedTrial, Status, name_trial
+from sweeps.measure.records import (
+    TRIAL_LETTERS,
+    Decision,
+    FailureKind,
+    Finding,
+    Outcome,
+    PlannedTrial,
+    Role,
+    Status,
+    name_trial,
+)
 from sweeps.spec.model import Metric
 from sweeps.spec.space import Configuration
 
@@ -83,8 +93,12 @@ class RecommendingSampler(Protocol):
 class Observations:
     """Every trial of a sweep in the order of its start, controls included. Single-threaded, like the driver."""
 
-    def __init__(self, observations: Iterable[Observation] = ()) -> None:
+    def __init__(self, observations: Iterable[Observation] = (), *, names_in_use: Iterable[str] = ()) -> None:
+        """Start from an earlier driver's trials, and keep off names that its files bear besides."""
         self._by_id = {observation.trial.trial_id: observation for observation in observations}
+        self._names_in_use = frozenset(names_in_use)
+        starts = [seen.trial.start_index for seen in self if seen.trial.start_index is not None]
+        self._next_start = max(starts, default=-1) + 1
         self._last_started: str | None = None
         self._started_before: str | None = None
 
@@ -96,6 +110,17 @@ class Observations:
 
     def __getitem__(self, trial_id: str) -> Observation:
         return self._by_id[trial_id]
+
+    def next_number(self, role: Role) -> int:
+        """The first number that no trial of this role ever had: readable or not, running or over."""
+        letter = TRIAL_LETTERS[role]
+        used = [int(name[1:]) for name in (*self._names_in_use, *self._by_id) if name.startswith(letter)]
+        return max(used, default=-1) + 1
+
+    def next_start(self) -> int:
+        """The place of the next trial in the order of starts; each call takes one."""
+        self._next_start += 1
+        return self._next_start - 1
 
     def of_number(self, number: int) -> Observation | None:
         """The candidate with this study number."""

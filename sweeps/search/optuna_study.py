@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, name_trial
 from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
 from sweeps.search.samplers import Search, build_search
+from sweeps.search.study_journal import SPECULATIVE, finished_trial, is_free, step_of
 from sweeps.spec.model import SweepSpec
-from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration, Space, Suggestion
 
 DRIVER_DIED = "driver_died"
-_SPECULATIVE = frozenset(DRAFTING) - {"num_steps"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +81,7 @@ class OptunaStudy:
     def propose_this(self, configuration: Configuration) -> Proposal:
         """A trial of `configuration`, or of one that a killed driver had enqueued."""
         wanted = self._space.suggestion(configuration)
-        self.study.enqueue_trial({name: value for name, value in wanted.items() if self._is_free(name)})
+        self.study.enqueue_trial({name: value for name, value in wanted.items() if is_free(self._space, name)})
         return self.propose()
 
     def take(self, proposal: Proposal, configuration: Configuration) -> str:
@@ -110,7 +107,7 @@ class OptunaStudy:
         if not values or not math.isfinite(values[-1]):
             return Decision(prune=False)
         handle = self._asked[observed.trial.trial_id]
-        step, value = self._step(block.block_index, values)
+        step, value = step_of(self._spec, block.block_index, values)
         reported = self._reported.setdefault(observed.trial.trial_id, set())
         if step not in reported:  # Optuna keeps the first report of a step, and a repeated attempt has them again
             reported.add(step)
@@ -132,25 +129,7 @@ class OptunaStudy:
         known = any("control" in frozen.user_attrs for frozen in self.study.get_trials(deepcopy=False))
         if known or observed.trial.configuration not in self._members:
             return
-        values = observed.values(self._metric)
-        wanted = self._space.suggestion(observed.trial.configuration)
-        distributions: dict[str, optuna.distributions.BaseDistribution] = {
-            dimension.name: optuna.distributions.CategoricalDistribution(dimension.choices)
-            for dimension in self._space.dimensions
-            if self._is_free(dimension.name) and dimension.name not in _SPECULATIVE
-        }
-        self.study.add_trial(
-            optuna.trial.create_trial(
-                value=mean,
-                params={name: wanted[name] for name in distributions},
-                distributions=distributions,
-                user_attrs={"control": observed.trial.trial_id},
-                intermediate_values=dict(
-                    self._step(block.block_index, values[:count])
-                    for count, block in enumerate(observed.blocks, start=1)
-                ),
-            )
-        )
+        self.study.add_trial(finished_trial(self._spec, self._space, observed, {"control": observed.trial.trial_id}))
 
     def drain_invalid(self) -> tuple[InvalidSuggestion, ...]:
         """Infeasible suggestions met since the last call."""
@@ -161,20 +140,17 @@ class OptunaStudy:
         """Draw the dimensions that apply: none of speculation's at 0 steps, draft tokens only at top-k > 1."""
         requested: dict[str, bool | int | float | str] = {}
         for dimension in self._space.dimensions:
-            if requested.get("num_steps") == 0 and dimension.name in _SPECULATIVE:
+            if requested.get("num_steps") == 0 and dimension.name in SPECULATIVE:
                 continue
             if dimension.name == "num_draft_tokens" and requested.get("eagle_topk") == 1:
                 continue
-            if self._is_free(dimension.name):
+            if is_free(self._space, dimension.name):
                 drawn = handle.suggest_categorical(dimension.name, dimension.choices)
                 assert drawn is not None  # no dimension has None among its choices
                 requested[dimension.name] = drawn
             else:
                 requested[dimension.name] = dimension.choices[0]
         return requested
-
-    def _is_free(self, name: str) -> bool:
-        return any(dimension.name == name and len(dimension.choices) > 1 for dimension in self._space.dimensions)
 
     def _open(self, storage: BaseStorage | None, search: Search) -> optuna.Study:
         sampler, pruner = search
@@ -206,16 +182,10 @@ class OptunaStudy:
             self._fail(handle, DRIVER_DIED if observed is None else observed.reason or DRIVER_DIED)
             return
         for count, block in enumerate(observed.blocks, start=1):
-            step, value = self._step(block.block_index, observed.values(self._metric)[:count])
+            step, value = step_of(self._spec, block.block_index, observed.values(self._metric)[:count])
             if step not in frozen.intermediate_values:
                 handle.report(value, step)
         self._close(handle, observed)
-
-    def _step(self, block_index: int, values: tuple[float, ...]) -> tuple[int, float]:
-        """Wilcoxon pairs blocks (step = block, value = the block's); others compare running means by length."""
-        if self._spec.study.pruner.name == "wilcoxon":
-            return block_index, values[-1]
-        return len(values), sum(values) / len(values)
 
     def _decide(self, handle: optuna.Trial, values: tuple[float, ...]) -> Decision:
         pruner = self.study.pruner
@@ -259,8 +229,3 @@ class OptunaStudy:
     def _fail(self, handle: optuna.Trial, reason: str) -> None:
         handle.set_user_attr("reason", reason)
         self.study.tell(handle, state=TrialState.FAIL)
-
-
-def open_journal(path: Path) -> BaseStorage:
-    """The file storage of a study, one writer; it opens in optuna-dashboard."""
-    return JournalStorage(JournalFileBackend(str(path)))

@@ -3,58 +3,147 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Any
 
 from sweeps.engines.base import KernelTime
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import PlannedTrial, kind_for_search, study_number
 from sweeps.results.nccl_acts import is_unread, variables_read
-from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
+from sweeps.results.tables import ACTIVITIES, Damage, ResultsFolder, read_parts
 from sweeps.search.observations import Observation, Observations
 from sweeps.search.schedule import is_served_alone
-from sweeps.spec.space import Configuration, Space
+from sweeps.spec.space import Configuration, Space, Suggestion
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
 _KERNEL_FIELDS = tuple(entry.name for entry in fields(KernelTime))
-_TRIAL_COLUMNS = [
-    "trial_id",
-    "attempt",
-    "role",
-    "status",
-    "kind",
-    "reason",
-    "acceptance",
-    "configuration_id",
-    "relaunched",
-    "all_reduce",
-    "started_at",
-    *(f"{activity}_s" for activity in ACTIVITIES),
-]
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "trials": (
+        "role",
+        "status",
+        "kind",
+        "reason",
+        "acceptance",
+        "configuration_id",
+        "relaunched",
+        "all_reduce",
+        "started_at",
+        "start_index",
+        "num_blocks",
+        "requested",
+        *(f"{activity}_s" for activity in ACTIVITIES),
+    ),
+    "blocks": ("concurrency", *_BLOCK_FIELDS),
+    "kernels": _KERNEL_FIELDS,
+    "evidence": ("setting", "read_by_nccl"),
+}
+"""What is read of each table, keys excepted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefusedRow:
+    """A suggestion that the tables hold as `invalid`: no server could run it."""
+
+    trial_id: str
+    requested: Suggestion
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """What a results folder says of the drivers before this one."""
+
+    observations: Observations
+    refused: tuple[RefusedRow, ...]
+    names_in_use: frozenset[str]
+    """Trial ids that any file bears, readable or not."""
+    damaged: tuple[Damage, ...]
+    """Files that were not believed. A trial that lost its row or its blocks is measured again, under a new name."""
 
 
 def read_observations(folder: ResultsFolder, space: Space) -> Observations:
-    """Every trial of the folder in the order of its start; suggestions that are no configuration excepted.
+    """`Earlier.observations` alone."""
+    return read_earlier(folder, space).observations
+
+
+def read_earlier(folder: ResultsFolder, space: Space, *, sweep_id: str | None = None) -> Earlier:
+    """Every trial of the folder in the order of its start; suggestions that are no configuration are `refused`.
 
     Blocks and status are those of a trial's last attempt, seconds those of all of them.
+
+    Args:
+        sweep_id: rows of any other sweep are damage.
+
+    Raises TableError for a part of a newer version.
     """
     known = {member.configuration_id: member for member in (*space.configurations(), space.control)}
-    rows = read_table(folder, "trials").select(_TRIAL_COLUMNS).sort_by("started_at").to_pylist()
+    tables = {
+        table: read_parts(folder, table, columns=columns, sweep_id=sweep_id) for table, columns in _COLUMNS.items()
+    }
+    rows = sorted(tables["trials"].rows.to_pylist(), key=_start)
     trials = {row["trial_id"]: row for row in sorted(rows, key=lambda row: row["attempt"])}
     deciding = (None, space.spec.workload.concurrency[0])
-    rows_of_blocks = read_table(folder, "blocks").select(["trial_id", "attempt", "concurrency", *_BLOCK_FIELDS])
-    blocks = _by_attempt([row for row in rows_of_blocks.to_pylist() if row["concurrency"] in deciding])
-    kernels = _by_attempt(read_table(folder, "kernels").select(["trial_id", "attempt", *_KERNEL_FIELDS]).to_pylist())
-    read = _read_by_nccl(folder)
+    blocks = _by_attempt([row for row in tables["blocks"].rows.to_pylist() if row["concurrency"] in deciding])
+    kernels = _by_attempt(tables["kernels"].rows.to_pylist())
+    read = _read_by_nccl(tables["evidence"].rows.to_pylist())
     seconds = _seconds(rows)
-    return Observations(
-        replace(
-            _observation(row, known[row["configuration_id"]], space, blocks, kernels, read),
-            seconds=seconds[row["trial_id"]],
-        )
-        for row in sorted(trials.values(), key=lambda row: row["started_at"])
-        if row["configuration_id"] in known
+    ordered = sorted(trials.values(), key=_start)
+    damaged = [damage for parts in tables.values() for damage in parts.damaged]
+    damaged += (_lost_blocks(row) for row in ordered if _has_lost_blocks(row, blocks))
+    names_in_use = folder.names_in_use()
+    observations = Observations(
+        (
+            replace(
+                _observation(row, known[row["configuration_id"]], space, blocks, kernels, read),
+                seconds=seconds[row["trial_id"]],
+            )
+            for row in ordered
+            if row["configuration_id"] in known
+        ),
+        names_in_use=names_in_use,
     )
+    return Earlier(
+        observations=observations,
+        refused=tuple(
+            _refused(row, space) for row in ordered if row["status"] == "invalid" and not row["configuration_id"]
+        ),
+        names_in_use=names_in_use,
+        damaged=tuple(damaged),
+    )
+
+
+def _start(row: Mapping[str, Any]) -> tuple[bool, int, datetime]:
+    """Drivers count starts, because a wall clock may step back; rows older than the count come first."""
+    index = row["start_index"]
+    return index is not None, index or 0, row["started_at"]
+
+
+def _has_lost_blocks(row: Mapping[str, Any], blocks: Mapping[tuple[str, int], list[dict[str, Any]]]) -> bool:
+    there = len(blocks.get((row["trial_id"], row["attempt"]), ()))
+    return row["status"] in ("completed", "pruned") and there < row["num_blocks"]
+
+
+def _lost_blocks(row: Mapping[str, Any]) -> Damage:
+    name = f"{row['trial_id']}-a{row['attempt']}"
+    return Damage(
+        file=f"tables/blocks/{name}.parquet",
+        reason=f"has fewer blocks than the {row['num_blocks']} that tables/trials/{name}.parquet counts",
+        trial_id=row["trial_id"],
+        attempt=row["attempt"],
+    )
+
+
+def _refused(row: Mapping[str, Any], space: Space) -> RefusedRow:
+    """Values of `requested` are text in the tables: the choices that are written so."""
+    texts = dict(row["requested"])
+    requested = {
+        dimension.name: choice
+        for dimension in space.dimensions
+        for choice in dimension.choices
+        if texts.get(dimension.name) == str(choice)
+    }
+    return RefusedRow(trial_id=row["trial_id"], requested=requested, reason=row["reason"] or "invalid")
 
 
 def _observation(
@@ -66,6 +155,7 @@ def _observation(
     read: Mapping[tuple[str, int], frozenset[str]],
 ) -> Observation:
     attempt = (row["trial_id"], row["attempt"])
+    lost = _has_lost_blocks(row, blocks)
     alone = is_served_alone(row["role"], space)
     trial = PlannedTrial(
         trial_id=row["trial_id"],
@@ -76,10 +166,11 @@ def _observation(
         launch_key=space.alone_key(configuration) if alone else space.launch_key(configuration),
         states=() if alone else space.states(configuration),
         acceptance=row["acceptance"],
+        start_index=row["start_index"],
     )
     return Observation(
         trial=trial,
-        status="failed" if row["status"] == "invalid" else row["status"],
+        status="failed" if lost or row["status"] == "invalid" else row["status"],
         blocks=tuple(_block(block) for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])),
         relaunched=row["relaunched"],
         kernels=tuple(
@@ -87,19 +178,17 @@ def _observation(
         ),
         all_reduce=row["all_reduce"],
         nccl_unread=is_unread(dict(configuration.nccl_env), read.get(attempt, frozenset())),
-        reason=row["reason"],
-        kind=kind_for_search(row["kind"]),
+        reason="its blocks are lost" if lost else row["reason"],
+        kind="interrupted" if lost else kind_for_search(row["kind"]),
         refused=row["status"] == "invalid",
     )
 
 
-def _read_by_nccl(folder: ResultsFolder) -> dict[tuple[str, int], frozenset[str]]:
+def _read_by_nccl(evidence: list[dict[str, Any]]) -> dict[tuple[str, int], frozenset[str]]:
     """Variables that NCCL read, by trial id and attempt."""
-    columns = ["trial_id", "attempt", "setting", "read_by_nccl"]
-    by_attempt = _by_attempt(read_table(folder, "evidence").select(columns).to_pylist())
     return {
         attempt: variables_read((row["setting"], row["read_by_nccl"]) for row in rows)
-        for attempt, rows in by_attempt.items()
+        for attempt, rows in _by_attempt(evidence).items()
     }
 
 

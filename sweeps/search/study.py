@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import optuna
@@ -120,6 +121,7 @@ class SweepStudy:
             elif not self._schedule.close():
                 self._enter("searching" if self._is_refuted() else "finished")
         if trial is not None:
+            trial = replace(trial, start_index=self.observations.next_start())
             self.observations.start(trial)
         return trial
 
@@ -204,7 +206,7 @@ class SweepStudy:
         configuration = self.space.control if role == "control" else self.incumbent
         if configuration is None or (role == "incumbent" and configuration == self.space.control):
             return None
-        number = sum(seen.trial.role == role for seen in self.observations)
+        number = self.observations.next_number(role)
         return self._planned(name_trial(role, number), role, None, configuration, self.space.suggestion(configuration))
 
     def _planned(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from sweeps.engines import open_engine
 from sweeps.engines.simulated.machine_profile import read_profile
 from sweeps.measure.trial import HeldEngine
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.optuna_study import open_journal
 from sweeps.search.study import SweepStudy
+from sweeps.search.study_journal import open_journal
 from sweeps.spec.reading import read_spec
 from sweeps.spec.space import Space
 from tests.ray_jobs.waiting import wait_until
@@ -132,7 +133,8 @@ class TestRefusals:
         sweep = read_spec(spec)
         space, opened = Space(sweep), open_results(root, sweep, spec.read_text())
         study = SweepStudy(sweep, space, storage=open_journal(opened.folder.study))
-        drive(study, HeldEngine(open_engine(sweep, opened.folder)), stub_context(sweep, root))
+        context = replace(stub_context(sweep, root), sweep_id=opened.sweep_id)
+        drive(study, HeldEngine(open_engine(sweep, opened.folder)), context)
         opened.release()
         assert main([str(spec), "--results", str(root)]) == 0
         assert "every configuration of the space was measured (18)" in capsys.readouterr().out

@@ -23,9 +23,10 @@ from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, read_table
-from sweeps.search.optuna_study import InvalidSuggestion, open_journal
+from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
+from sweeps.search.study_journal import open_journal
 from sweeps.spec.model import ResourceSpec, SweepSpec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks

@@ -12,7 +12,8 @@ from optuna.trial import TrialState
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import PlannedTrial, Role, Status
 from sweeps.search.observations import Observation, Observations
-from sweeps.search.optuna_study import DRIVER_DIED, OptunaStudy, open_journal
+from sweeps.search.optuna_study import DRIVER_DIED, OptunaStudy
+from sweeps.search.study_journal import open_journal
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
 from tests.sweeps.stub_engine import stub_spec

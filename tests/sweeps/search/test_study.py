@@ -17,10 +17,10 @@ from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, recover
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.observations import Observations
-from sweeps.search.optuna_study import open_journal
 from sweeps.search.resume import read_observations
 from sweeps.search.samplers import Search, build_search
 from sweeps.search.study import SweepStudy
+from sweeps.search.study_journal import open_journal
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import EngineSpec, SweepSpec
 from sweeps.spec.names import OPTUNA_PRUNERS, OPTUNA_SAMPLERS, FromOptuna
