@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.record import record
 from benchmarks.verdict_scenes.claims import judge
 from benchmarks.verdict_scenes.frames import results_of
+from benchmarks.verdict_scenes.oracle import finds
 from benchmarks.verdict_scenes.page import kept
 from benchmarks.verdict_scenes.scenes import SCENES, Scene
 from benchmarks.verdict_scenes.score import Figure, figures_of, summarise
@@ -37,7 +38,10 @@ def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
         simulate(scene.truth, scene.noise, scene.plan, np.random.default_rng([name, number]), crowded=scene.crowded)
         for number in numbers
     ]
-    return [figures_of(sweep, judge(results)) for sweep, results in zip(sweeps, results_of(sweeps), strict=True)]
+    return [
+        figures_of(sweep, judge(results)) | finds(sweep, scene.noise)
+        for sweep, results in zip(sweeps, results_of(sweeps), strict=True)
+    ]
 
 
 def main() -> None:

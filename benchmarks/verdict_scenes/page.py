@@ -16,6 +16,7 @@ _CLAIMS = (
     "false against the control",
     "called equivalent",
     "found",
+    "oracle found",
     "pays wrong",
     "pays decided",
     "pays denied",
