@@ -86,6 +86,7 @@ class Server:
             self.pin(self.plan["first"])
         self.cycles: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(arguments.tp_size)}
         self.recording = True
+        self.last_row: dict[str, Any] | None = None
         self.generations = 0
         self.cycle_s = float(os.environ.get("STUB_CYCLE_MS", "1.0")) / 1000
         self.timer_kind = os.environ.get("STUB_TIMER", "host")
@@ -120,6 +121,14 @@ class Server:
         draw = random.Random(prompt + salt)
         return [draw.randrange(100, 30000) for _ in range(count)]
 
+    def lengthen_last_cycle(self) -> None:
+        """A cycle lasts until the next one starts, with whatever the host does in between."""
+        row = self.last_row
+        if row is not None:
+            now_ms = time.monotonic() * 1000
+            row["gap_ms"] += now_ms - row["started_ms"] - row["cycle_ms"]
+            row["cycle_ms"] = now_ms - row["started_ms"]
+
     def run_cycle(self, left: int) -> int:
         """One cycle of at most `left` tokens; returns how many came."""
         steps = self.num_steps
@@ -130,6 +139,7 @@ class Server:
         if (pinned := os.environ.get("SGLANG_SIMULATE_ACC_LEN")) is not None:
             accepted = min(round(float(pinned)) - 1, steps)
         came = 1 + accepted
+        self.lengthen_last_cycle()
         started_ms = time.monotonic() * 1000
         time.sleep(self.cycle_s * scale)
         cycle_ms = time.monotonic() * 1000 - started_ms
@@ -142,6 +152,7 @@ class Server:
         if self.recording:
             for cycles in self.cycles.values():
                 cycles.append(row)
+            self.last_row = row
             if self.state is not None:
                 for ran in self.ran.values():
                     ran.add(self.state)
@@ -193,6 +204,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        state.last_row = None
         done = 1  # prefill gives the first
         self._chunk(tokens[:done], prompt, finished=wanted == done)
         while done < wanted:

@@ -10,23 +10,15 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
 from analysis.data.unread import with_twins
 from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError, read_table
 
-_IMPOSSIBLY_SLOW_TOK_S = 1e-3
 _CLOCK_TOLERANCE = 0.02
 _CROWDED = 0.6
 """Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
 _SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
-
-_BLOCK_RULES: Mapping[str, pl.Expr] = {
-    "throughput missing or impossible": ~pl.col("tok_s").is_finite() | (pl.col("tok_s") < _IMPOSSIBLY_SLOW_TOK_S),
-    "no decode time": ~(pl.col("decode_s") > 0) | (pl.col("decode_tokens") <= 0),
-    "accept length below 1 (every verify yields its bonus token)": pl.col("accept_length") < 1.0,
-    "accept length is not a number": pl.col("accept_length").is_nan(),
-    "cycle time not positive": (pl.col("cycle_ms") <= 0) | pl.col("cycle_ms").is_nan(),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +30,9 @@ class Excluded:
     trial_id: str
     label: str
     kind: str
-    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `invalid_block`; `interrupted` (the driver died
-    or was stopped); `superseded` (another attempt or a later trial stands for it)."""
+    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `suspect` (blocks that break a rule of
+    `sweeps.results.plausible`); `interrupted` (the driver died or was stopped); `superseded` (another attempt or a
+    later trial stands for it)."""
     reason: str
     count: int = 1
 
@@ -93,7 +86,7 @@ def load(root: str | Path) -> Results:
     if every.is_empty():
         wanted = folder.root / "tables" / "trials"
         raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {wanted}")
-    read = ("blocks", "anchors", "kernels", "evidence")
+    read = ("blocks", "anchors", "requests", "kernels", "evidence")
     return _results(folder.root, manifest, {"trials": every, **{name: _frame(folder, name) for name in read}})
 
 
@@ -116,9 +109,12 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
     latest = every.filter(last)
     evidence = _of(frames["evidence"], latest)
     lost = _lost_settings(evidence)
-    measured = _of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1))
+    requests = _of(frames["requests"], latest)
+    measured = judged(
+        _of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1)), latest, requests
+    )
     concurrencies = tuple(measured.sort("started_s")["concurrency"].unique(maintain_order=True))
-    all_blocks, dropped = _valid_blocks(measured, latest)
+    all_blocks, dropped = _sound(measured, latest)
     has_blocks = set(all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))["trial_id"])
     left_out: dict[str, Excluded] = {}
     for row in _rows(latest):
@@ -145,7 +141,7 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
         blocks=blocks,
         all_blocks=all_blocks,
         concurrencies=concurrencies,
-        anchors=_of(frames["anchors"], trials),
+        anchors=_sound_anchors(_of(frames["anchors"], trials)),
         kernels=_of(traced, trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
@@ -223,7 +219,7 @@ def _why_excluded(row: Mapping[str, Any], lost: Mapping[str, str], has_blocks: s
     if row["trial_id"] in lost:
         return "not_effective", lost[row["trial_id"]]
     if row["trial_id"] not in has_blocks:
-        return "no_valid_block", f"{row['status']} without one valid block"
+        return "no_valid_block", f"{row['status']} without one sound block"
     return None
 
 
@@ -248,24 +244,30 @@ def _lost_settings(evidence: pl.DataFrame) -> dict[str, str]:
     }
 
 
-def _valid_blocks(blocks: pl.DataFrame, trials: pl.DataFrame) -> tuple[pl.DataFrame, list[Excluded]]:
+def _sound(blocks: pl.DataFrame, trials: pl.DataFrame) -> tuple[pl.DataFrame, list[Excluded]]:
+    """The blocks that are not suspect, and one exclusion for each trial and rule that the others break."""
     labels = dict(zip(trials["trial_id"], trials["label"], strict=True))
-    dropped: list[Excluded] = []
-    for reason, rule in _BLOCK_RULES.items():
-        bad = rule.fill_null(value=False)
-        for trial_id, count in blocks.filter(bad).group_by("trial_id").len().sort("trial_id").iter_rows():
-            dropped.append(
-                Excluded(
-                    what="blocks",
-                    trial_id=trial_id,
-                    label=labels[trial_id],
-                    kind="invalid_block",
-                    reason=reason,
-                    count=count,
-                )
-            )
-        blocks = blocks.filter(~bad)
-    return blocks, dropped
+    suspect = blocks.filter(pl.col("suspect").is_not_null()).with_columns(
+        rule=pl.col("suspect").str.extract(r"^(\w+):")
+    )
+    dropped = [
+        Excluded(
+            what="blocks",
+            trial_id=trial_id,
+            label=labels[trial_id],
+            kind="suspect",
+            reason=rows["suspect"][0],
+            count=rows.height,
+        )
+        for (trial_id, _), rows in sorted(suspect.group_by(["trial_id", "rule"], maintain_order=True))
+    ]
+    return blocks.filter(pl.col("suspect").is_null()), dropped
+
+
+def _sound_anchors(anchors: pl.DataFrame) -> pl.DataFrame:
+    return judged(anchors, anchors.select("trial_id", num_steps=pl.lit(0), num_draft_tokens=pl.lit(None)), None).filter(
+        pl.col("suspect").is_null()
+    )
 
 
 def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:

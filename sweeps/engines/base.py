@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import pyarrow as pa
 
 from sweeps import SpecsweepError
+from sweeps.results.block_facts import StreamFacts
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
@@ -27,6 +28,10 @@ Kind = Literal[
     "hang",
     "draft_inert",
     "wrong_output",
+    "implausible",
+    "bad_answer",
+    "busy",
+    "killed",
     "crash",
     "not_effective",
     "no_handshake",
@@ -35,7 +40,7 @@ Kind = Literal[
 ]
 Grade = Literal["effective", "seen", "not_seen", "overridden", "extra", "not_exercised"]
 
-TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "gpu_not_clean"})
+TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "killed", "busy", "implausible", "gpu_not_clean"})
 """Kinds that one retry may cure; every other kind is a property of the configuration."""
 
 
@@ -121,6 +126,10 @@ class Request:
     """Hash of the generated token ids: equal for equal greedy output."""
     head_hash: str | None = None
     """Hash of the first HEAD_TOKENS ids: equal heads of unequal outputs distinguish rounding from corruption."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the server took from its prefix cache."""
+    distinct_bigrams: int | None = None
+    """Different pairs of neighbouring token ids: few in an answer that loops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,10 +143,15 @@ class BlockRecord:
     decode_tokens: int
     """Tokens after each request's first: those that decode_s produced."""
     requests: tuple[Request, ...]
+    """In the order of the block's prompts."""
     cycles: pa.Table
     """`tables.CYCLE_COLUMNS`, one row per rank and cycle; may be empty."""
     telemetry: Mapping[str, float | str] = field(default_factory=dict)
     """`sm_clock_mhz`, `power_w`, `temperature_c`, `throttle_reasons`, ... over exactly the trial's GPUs."""
+    streams: tuple[StreamFacts, ...] = ()
+    """What the client saw of each request's stream, in their order; () for an engine without one."""
+    is_clock_shared: bool = False
+    """The cycles' starts are on the clock of `started_s` to the millisecond, as measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

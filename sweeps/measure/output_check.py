@@ -1,14 +1,16 @@
-"""Two checks of a trial's output: was any draft token accepted, and does it equal the output without speculation?
+"""Two checks of a trial's output: are draft tokens accepted at all, and does it equal the output without speculation?
 
 Greedy output must not depend on speculation or communication, but rounding may flip a near tie, after which the rest
-differs. So heads are compared (the first ids of each output): rounding flips few of them, corruption nearly all.
+differs. So heads are compared (the first ids of each output): rounding flips few of them, corruption nearly all. What
+is right is what most controls say; where they do not agree, nobody fails by them.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from sweeps.engines.base import EngineError
@@ -17,7 +19,10 @@ from sweeps.results.tables import ResultsFolder, read_part
 
 INERT_CYCLES = 100
 """Fewer do not tell an inert draft from a poor one: accepted at 5 %, 0.6 % of trials this long see no draft token."""
-INERT_ACCEPT_LENGTH = 1.001
+INERT_ACCEPTED = 0.05
+"""Draft tokens accepted per cycle below which a drafter does not fit its target. A head of another tokenizer or other
+layers hits frequent tokens by chance, 1 to 3 % of the time; a trained drafter far from its domain hits 20 % or more.
+Nothing is lost: 5 % of tokens do not pay for the drafting and the wider verify."""
 COMPARED_AT_LEAST = 4
 _LEAST_SHARE = 0.5
 
@@ -27,13 +32,11 @@ Outputs = Mapping[tuple[int | None, int, str], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Agreement of one trial's heads with those of the controls."""
+    """Agreement of one trial's heads with what most controls say."""
 
     compared: int
+    """Requests of which most controls say the same."""
     equal: int
-    """Agreement with the control that agrees best."""
-    controls_share: float
-    """Agreement of the two controls that agree least; 1.0 if there is one control."""
 
     @property
     def share(self) -> float:
@@ -41,34 +44,41 @@ class Agreement:
 
 
 def refuse_inert_draft(blocks: Iterable[Mapping[str, Any]]) -> None:
-    """Raise EngineError (`draft_inert`) if no draft token was ever accepted: cost of speculation, none of its gain.
+    """Raise EngineError (`draft_inert`) if (nearly) no draft token is accepted: cost of speculation, none of its gain.
+
+    That is so if fewer than INERT_ACCEPTED per cycle were accepted by three standard errors of the count.
 
     Args:
-        blocks: rows of `blocks` of one trial.
+        blocks: rows of `blocks` of one trial; suspect ones do not count.
     """
-    lengths = [(row["accept_length"], row["num_cycles"]) for row in blocks if row["accept_length"] is not None]
+    lengths = [
+        (row["accept_length"], row["num_cycles"])
+        for row in blocks
+        if row["accept_length"] is not None and row["suspect"] is None
+    ]
     cycles = sum(count for _, count in lengths)
     if cycles < INERT_CYCLES:
         return
-    accept_length = sum(length * count for length, count in lengths) / cycles
-    if accept_length <= INERT_ACCEPT_LENGTH:
+    accepted = sum((length - 1.0) * count for length, count in lengths)
+    if accepted + 3.0 * math.sqrt(accepted + 1.0) < INERT_ACCEPTED * cycles:
         raise EngineError(
-            f"accept length {accept_length:.4f} over {cycles} verify cycles: no draft token is accepted",
+            f"accept length {1.0 + accepted / cycles:.4f} over {cycles} verify cycles: "
+            f"{'no draft token is' if accepted < 0.5 else 'hardly a draft token is'} accepted",
             stage="measure",
             kind="draft_inert",
         )
 
 
 def refuse_wrong_output(own: Outputs, controls: Sequence[Outputs]) -> Agreement | None:
-    """Raise EngineError (`wrong_output`) if fewer than half as many heads agree as between controls.
+    """Raise EngineError (`wrong_output`) if fewer than half of the heads are what most controls say.
 
-    Returns the agreement; None without a control, or with fewer than COMPARED_AT_LEAST requests in common.
+    Returns the agreement; None with fewer than COMPARED_AT_LEAST requests of which most controls say the same.
     """
     agreement = agree(own, controls)
-    if agreement is not None and agreement.share < _LEAST_SHARE * agreement.controls_share:
+    if agreement is not None and agreement.share < _LEAST_SHARE:
         raise EngineError(
-            f"greedy output begins like the control's in {agreement.equal} of {agreement.compared} requests "
-            f"(controls among themselves: {agreement.controls_share:.0%})",
+            f"greedy output begins like that of most controls in {agreement.equal} of {agreement.compared} requests "
+            f"({len(controls)} controls)",
             stage="measure",
             kind="wrong_output",
         )
@@ -76,20 +86,25 @@ def refuse_wrong_output(own: Outputs, controls: Sequence[Outputs]) -> Agreement 
 
 
 def agree(own: Outputs, controls: Sequence[Outputs]) -> Agreement | None:
-    """How far `own` and the controls are the same."""
-    pairs = [_equal(own, control) for control in controls]
-    pairs = [(equal, compared) for equal, compared in pairs if compared >= COMPARED_AT_LEAST]
-    if not pairs:
+    """How far `own` is what most controls say."""
+    reference = majority(controls)
+    common = own.keys() & reference.keys()
+    if len(common) < COMPARED_AT_LEAST:
         return None
-    equal, compared = max(pairs, key=lambda pair: pair[0] / pair[1])
-    among = [_equal(first, second) for first, second in combinations(controls, 2)]
-    shares = [same / both for same, both in among if both]
-    return Agreement(compared=compared, equal=equal, controls_share=min(shares, default=1.0))
+    return Agreement(compared=len(common), equal=sum(own[key] == reference[key] for key in common))
 
 
-def _equal(one: Outputs, other: Outputs) -> tuple[int, int]:
-    common = one.keys() & other.keys()
-    return sum(one[key] == other[key] for key in common), len(common)
+def majority(controls: Sequence[Outputs]) -> dict[tuple[int | None, int, str], str]:
+    """The head that more than half of the controls with this request have; requests without one are left out.
+
+    One control is the majority of one. Of two that differ none is.
+    """
+    heads: dict[tuple[int | None, int, str], Counter[str]] = {}
+    for control in controls:
+        for key, head in control.items():
+            heads.setdefault(key, Counter())[head] += 1
+    most = {key: counted.most_common(1)[0] for key, counted in heads.items()}
+    return {key: head for key, (head, count) in most.items() if 2 * count > heads[key].total()}
 
 
 def outputs_of(requests: Iterable[Mapping[str, Any]]) -> Outputs:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from sweeps.engines.base import BlockRecord, LaunchReport
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.block_facts import foreign_pids, probe_tokens
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_parts, write_part
@@ -73,8 +74,8 @@ def lost_row(trial: PlannedTrial, spec: SweepSpec, reason: str, *, sweep_id: str
     }
 
 
-def block_row(record: BlockRecord, summary: BlockSummary, block: Block) -> Row:
-    """The columns of `blocks`, keys excepted."""
+def block_row(record: BlockRecord, summary: BlockSummary, block: Block, suspect: str | None) -> Row:
+    """The columns of `blocks`, keys excepted. `suspect` names the rules that the block breaks."""
     kinds = record.cycles["timer_kind"].unique().to_pylist()
     hashes = "".join(request.output_hash for request in record.requests)
     throttle = record.telemetry.get("throttle_reasons")
@@ -89,6 +90,10 @@ def block_row(record: BlockRecord, summary: BlockSummary, block: Block) -> Row:
         "output_hash": hashlib.sha256(hashes.encode()).hexdigest()[:16],
         **{name: record.telemetry.get(name) for name in _TELEMETRY_NUMBERS},
         "throttle_reasons": None if throttle is None else str(throttle),
+        "probe_tokens": probe_tokens(record.cycles),
+        "asked_tokens": block.output_tokens if block.ignore_eos and record.streams else None,
+        "foreign_pids": foreign_pids(record),
+        "suspect": suspect,
     }
 
 

@@ -10,15 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from sweeps.engines.base import Engine, EngineError, Evidence, KernelTime, LaunchReport
+from sweeps.engines.base import BlockRecord, Engine, EngineError, Evidence, KernelTime, LaunchReport
 from sweeps.engines.sglang.limits import check_limits
 from sweeps.engines.summary import BlockSummary, summarise
+from sweeps.measure.block_facts import allowed_rules, facts_of_block, shared_prefixes
 from sweeps.measure.ledger import Ledger
-from sweeps.measure.output_check import control_outputs, outputs_of, refuse_inert_draft, refuse_wrong_output
+from sweeps.measure.output_check import (
+    Outputs,
+    control_outputs,
+    outputs_of,
+    refuse_inert_draft,
+    refuse_wrong_output,
+)
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.nccl_acts import is_unread, variables_read
+from sweeps.results.plausible import suspect
 from sweeps.results.tables import ResultsFolder, TableError
 from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
 from sweeps.spec.space import Configuration
@@ -92,6 +100,9 @@ class Measurement:
         self._ledger = Ledger(held.now_s, since_s=held.free_since_s)
         self._relaunched: bool | None = None
         self._measured = 0
+        self._allowed = allowed_rules(context.checks, trial.acceptance)
+        self._shared = shared_prefixes(prompt for block in context.blocks for prompt in block.prompts)
+        self._controls: tuple[Outputs, ...] | None = None
         self._kernels: tuple[KernelTime, ...] = ()
         self._outcome: Outcome | None = None
         if (finished := context.folder.part("trials", trial.trial_id, attempt)).exists():
@@ -132,7 +143,9 @@ class Measurement:
     def advance(self) -> BlockSummary | Outcome:
         """Measure the next block (the first call also launches or switches, and warms up), or end the trial.
 
-        An EngineError ends the trial as failed: it is a row, not an error. Anything else is raised.
+        A suspect block is measured and recorded, and the one after it returned in its place. The checks of the output
+        follow each block, so that no pruner hears of a broken server as of a slow one. An EngineError ends the trial as
+        failed: it is a row, not an error. Anything else is raised.
         """
         assert self._outcome is None, "a trial that has ended was advanced"
         if self._is_stopping():
@@ -143,9 +156,13 @@ class Measurement:
             if self._relaunched is None:
                 self._prepare()
             blocks = self._context.deciding
-            if self._measured < len(blocks):
-                return self._measure(blocks[self._measured])
-            self._check_output()
+            while self._measured < len(blocks):
+                if self._is_stopping():
+                    return self.stop()
+                summary = self._measure(blocks[self._measured])
+                self._check_output()
+                if summary is not None:
+                    return summary
             self._anchor("after")
             self._trace(blocks[-1])
         except EngineError as error:
@@ -213,13 +230,12 @@ class Measurement:
             if place == "before":
                 self._event("no_anchor", "this server has no state for 0 steps: it is measured without anchors")
             return
-        record = replace(record, started_s=record.started_s + held.offset_s)
         self._ledger.charge("measure")
-        row = {
-            **self._rows.keys,
-            "place": place,
-            **block_row(record, summarise(record, block_index=block.index), block),
-        }
+        summary = summarise(record, block_index=block.index)
+        broken = self._judge(record, summary, block, self._trial.configuration.target_alone())
+        record = replace(record, started_s=record.started_s + held.offset_s)
+        summary = replace(summary, started_s=record.started_s)
+        row = {**self._rows.keys, "place": place, **block_row(record, summary, block, broken)}
         self._rows.anchors.append(row)
         held.anchored = True
         self._stamp()
@@ -243,21 +259,51 @@ class Measurement:
         self._ledger.charge_boot(report.boot_s)
         return report
 
-    def _measure(self, block: Block) -> BlockSummary:
-        """Run the block at the deciding concurrency, then at every other concurrency (for its rows only)."""
+    def _measure(self, block: Block) -> BlockSummary | None:
+        """Run the block at the deciding concurrency, then at every other concurrency (for its rows only).
+
+        None if the block is suspect. Raises EngineError (`implausible`) if too many are.
+        """
         summary = self._take(block)
+        if summary is None:
+            self._refuse_implausible()
         for beside in self._context.blocks:
             if not beside.warmup and beside.index == block.index and beside.concurrency != block.concurrency:
                 self._take(beside)
         return summary
 
-    def _take(self, block: Block) -> BlockSummary:
+    def _refuse_implausible(self) -> None:
+        """Half of the blocks must be sound: fewer leave nothing that the trial can be compared by."""
+        blocks = self._context.deciding
+        lies = [row for row in self._rows.blocks if row["suspect"] and row["concurrency"] == blocks[0].concurrency]
+        if 2 * len(lies) > len(blocks):
+            raise EngineError(
+                f"{len(lies)} of {len(blocks)} blocks cannot be true: block {lies[0]['block_index']}: "
+                f"{lies[0]['suspect']}",
+                stage="measure",
+                kind="implausible",
+            )
+
+    def _judge(self, record: BlockRecord, summary: BlockSummary, block: Block, served: Configuration) -> str | None:
+        """Which rules the block breaks; None if it may be compared."""
+        earlier = {
+            row["output_hash"]: row["prompt_id"]
+            for row in self._rows.requests
+            if row["concurrency"] == block.concurrency
+        }
+        facts = facts_of_block(record, summary, block, served, shared=self._shared, earlier=earlier)
+        return suspect(facts, allowed=self._allowed)
+
+    def _take(self, block: Block) -> BlockSummary | None:
+        """Run and record one block; None if it is suspect."""
         self._held.anchored = False
         record = self._held.engine.run_block(block)
-        record = replace(record, started_s=record.started_s + self._held.offset_s)
         self._ledger.charge("measure")
         summary = summarise(record, block_index=block.index)
-        row = {**self._rows.keys, **block_row(record, summary, block)}
+        broken = self._judge(record, summary, block, self._trial.configuration)
+        record = replace(record, started_s=record.started_s + self._held.offset_s)
+        summary = replace(summary, started_s=record.started_s)
+        row = {**self._rows.keys, **block_row(record, summary, block, broken)}
         place = {"block_index": block.index, "concurrency": block.concurrency}
         requests = [{**self._rows.keys, **place, **asdict(request)} for request in record.requests]
         self._rows.blocks.append(row)
@@ -266,7 +312,7 @@ class Measurement:
         self._measured += block.concurrency == self._context.blocks[0].concurrency
         self._stamp()
         self._journal.append("block", trial=self._rows.trial, block=row, requests=requests, cycles=record.cycles)
-        return summary
+        return None if broken else summary
 
     def _check_output(self) -> None:
         """Raise EngineError for an inert draft or wrong output. Pinned acceptance makes neither mean anything."""
@@ -276,7 +322,9 @@ class Measurement:
             refuse_inert_draft(self._rows.blocks)
         greedy = all(block.temperature == 0 for block in self._context.blocks)
         if self._context.checks.wrong_output == "refuse" and self._trial.role != "control" and greedy:
-            refuse_wrong_output(outputs_of(self._rows.requests), control_outputs(self._context.folder))
+            if self._controls is None:
+                self._controls = control_outputs(self._context.folder)
+            refuse_wrong_output(outputs_of(self._rows.requests), self._controls)
 
     def _trace(self, block: Block) -> None:
         wanted = {
@@ -360,12 +408,16 @@ def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) 
             trial_id = rows.trial["trial_id"]
             if (reason := prune_reason(folder, trial_id)) is not None:
                 rows.trial.update(status="pruned", reason=reason, stage=None, kind=None)
-            elif len(rows.blocks) >= num_blocks:
+            elif len(rows.blocks) >= num_blocks and 2 * sum(map(_is_sound, rows.blocks)) >= len(rows.blocks):
                 rows.trial.update(status="completed", reason=None, stage=None, kind=None)
             rows.write(folder)
             recovered.append(trial_id)
         path.unlink()
     return tuple(recovered)
+
+
+def _is_sound(block: Row) -> bool:
+    return block.get("suspect") is None
 
 
 def _is_written(folder: ResultsFolder, rows: TrialRows) -> bool:

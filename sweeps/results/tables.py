@@ -86,7 +86,7 @@ _BLOCK = [
     pa.field("wall_s", pa.float64(), nullable=False),
     pa.field("decode_s", pa.float64(), nullable=False),
     pa.field("decode_tokens", pa.int64(), nullable=False),
-    pa.field("tok_s", pa.float64(), nullable=False),  # decode_tokens / decode_s
+    pa.field("tok_s", pa.float64()),  # decode_tokens / decode_s; null without decode time
     pa.field("num_requests", pa.int32(), nullable=False),
     pa.field("num_cycles", pa.int64()),
     pa.field("accept_length", pa.float64()),  # sum of tokens / sum of verify cycles x batch
@@ -104,6 +104,10 @@ _BLOCK = [
     pa.field("temperature_c", pa.float64()),
     pa.field("throttle_reasons", pa.string()),
     pa.field("memory_used_bytes", pa.float64()),
+    pa.field("probe_tokens", pa.int64()),  # of all cycles, rank 0
+    pa.field("asked_tokens", pa.int64()),  # per request; null if a request may end earlier (ignore_eos: false)
+    pa.field("foreign_pids", pa.string()),  # held memory of the trial's GPUs during the block, and are not the server's
+    pa.field("suspect", pa.string()),  # `RULE: numbers` of broken rules (`plausible`); null for a sound block
     _CONCURRENCY,
 ]
 
@@ -164,6 +168,8 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("latency_ms", pa.float64(), nullable=False),
             pa.field("output_hash", pa.string(), nullable=False),
             pa.field("head_hash", pa.string()),  # of the first tokens: rounding flips few, corruption most
+            pa.field("cached_tokens", pa.int32()),  # of the prompt, from the server's prefix cache
+            pa.field("distinct_bigrams", pa.int32()),  # different pairs of neighbouring tokens in the answer
             _CONCURRENCY,
         ]
     ),

@@ -34,7 +34,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
         "requested",
         *(f"{activity}_s" for activity in ACTIVITIES),
     ),
-    "blocks": ("concurrency", *_BLOCK_FIELDS),
+    "blocks": ("concurrency", "suspect", *_BLOCK_FIELDS),
     "kernels": _KERNEL_FIELDS,
     "evidence": ("setting", "read_by_nccl"),
 }
@@ -171,7 +171,11 @@ def _observation(
     return Observation(
         trial=trial,
         status="failed" if lost or row["status"] == "invalid" else row["status"],
-        blocks=tuple(_block(block) for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])),
+        blocks=tuple(
+            _block(block)
+            for block in sorted(blocks.get(attempt, ()), key=lambda b: b["block_index"])
+            if block["suspect"] is None
+        ),
         relaunched=row["relaunched"],
         kernels=tuple(
             KernelTime(**{name: kernel[name] for name in _KERNEL_FIELDS}) for kernel in kernels.get(attempt, ())

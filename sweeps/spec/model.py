@@ -273,14 +273,16 @@ class TargetSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChecksSpec:
-    """What makes a finished trial a failed one. Random weights make both checks meaningless: `allow` there."""
+    """What makes a trial a failed one. Random weights make all of these checks meaningless: `allow` there."""
 
     __pydantic_config__ = _STRICT
 
     inert_draft: Literal["refuse", "allow"] = "refuse"
     """A drafter whose tokens are never accepted."""
     wrong_output: Literal["refuse", "allow"] = "refuse"
-    """Greedy output that begins unlike the control's."""
+    """Greedy output that begins unlike the controls', and one answer to several prompts."""
+    looping: Literal["refuse", "allow"] = "refuse"
+    """Answers that repeat themselves: a drafter hits almost every token of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

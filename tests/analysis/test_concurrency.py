@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from tests.analysis.synthetic import Arm, World, interleaved, with_effect, write
 PLAIN = Arm()
 CHAIN = Arm(num_steps=2, accept_length=2.4, draft_ms=0.6, verify_ms=16.0, extend_ms=0.3)
 LONG = Arm(num_steps=5, accept_length=3.0, draft_ms=1.2, verify_ms=17.0, extend_ms=0.3)
+PHASES = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
 SLOWER = {0: 1.0, 2: 1.5, 5: 3.0}
 """By steps: seconds of a block of eight requests, against one of one request."""
 
@@ -37,15 +39,20 @@ def crowd(folder: Path, *, order: Sequence[int] = (1, 8)) -> Path:
             seconds = row["decode_s"] * SLOWER[num_steps]
             many = {
                 "decode_s": seconds,
+                "wall_s": seconds,
                 "decode_tokens": 8 * row["decode_tokens"],
                 "tok_s": 8 * row["decode_tokens"] / seconds,
-                "cycle_ms": row["cycle_ms"] * SLOWER[num_steps],
                 "accept_histogram": None,
             }
+            many |= {name: row[name] and row[name] * SLOWER[num_steps] for name in PHASES}
             both = {1: {"concurrency": 1}, 8: {**many, "concurrency": 8}}
             rows += [{**row, **both[each], "started_s": row["started_s"] + 2 * at} for at, each in enumerate(order)]
         write_part(results, "blocks", rows, trial_id=trial_id, attempt=1)
     return folder
+
+
+def half_as_fast(row: dict[str, Any]) -> dict[str, float]:
+    return {"tok_s": row["tok_s"] / 2, "decode_s": row["decode_s"] * 2, "wall_s": row["wall_s"] * 2}
 
 
 @pytest.fixture
@@ -81,7 +88,7 @@ def test_a_server_that_runs_fewer_requests_than_asked_for_is_warned_of(crowded: 
     results = ResultsFolder(crowd(write_sweep(tmp_path / "few", interleaved([CHAIN, LONG]), World())))
     for row in read_table(results, "trials").to_pylist():
         blocks = read_part(results, "blocks", trial_id=row["trial_id"], attempt=1).to_pylist()
-        few = [{**each, "tok_s": each["tok_s"] / 2} if each["concurrency"] == 8 else each for each in blocks]
+        few = [{**each, **half_as_fast(each)} if each["concurrency"] == 8 else each for each in blocks]
         write_part(results, "blocks", few, trial_id=row["trial_id"], attempt=1)
     (said,) = [line for line in load(results.root).warnings if "shared a cycle" in line]
     assert said == "8 requests at a time were asked for, but only 4.0 shared a cycle on average"

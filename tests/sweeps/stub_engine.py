@@ -47,6 +47,10 @@ def tok_s_of(configuration: Configuration) -> float:
     return 100.0 - 10.0 * abs(configuration.num_steps - 2) - 5.0 * (configuration.eagle_topk or 0)
 
 
+TOKENS = 100
+"""Tokens of a block after its first."""
+
+
 @dataclass
 class StubEngine:
     """Launch 100 s, switch 1 s, block 5 s, stop 3 s. Fails as told by the scripts."""
@@ -93,10 +97,10 @@ class StubEngine:
         return BlockRecord(
             started_s=started_s,
             wall_s=5.0,
-            decode_s=100 / tok_s,
-            decode_tokens=100,
+            decode_s=TOKENS / tok_s,
+            decode_tokens=TOKENS,
             requests=tuple(_request(prompt.prompt_id, block) for prompt in block.prompts),
-            cycles=_cycles(self.live, started_s),
+            cycles=_cycles(self.live, started_s, tok_s),
             telemetry={"sm_clock_mhz": 2000.0},
         )
 
@@ -201,27 +205,34 @@ def _request(prompt_id: str, block: Block) -> Request:
     return Request(
         prompt_id=prompt_id,
         prompt_tokens=4,
-        output_tokens=block.output_tokens,
+        output_tokens=TOKENS + 1,
         ttft_ms=10.0,
         latency_ms=500.0,
         output_hash=hashlib.sha256(prompt_id.encode()).hexdigest()[:16],
     )
 
 
-def _cycles(configuration: Configuration, started_s: float) -> pa.Table:
+def _cycles(configuration: Configuration, started_s: float, tok_s: float) -> pa.Table:
+    """As many cycles of 2 tokens (1 without speculation) as make TOKENS, as long as `tok_s` tells."""
     speculates = configuration.speculates
+    tokens = 2 if speculates else 1
+    cycle_ms = 1e3 * tokens / tok_s
+    draft_ms = 0.5 * configuration.num_steps if speculates else 0.0
+    verify_ms = cycle_ms - draft_ms - 0.4
     row = {
         "rank": 0,
-        "started_ms": started_s * 1e3,
-        "draft_ms": 0.5 * configuration.num_steps if speculates else None,
-        "verify_ms": 29.0 if speculates else None,
-        "verify_forward_ms": 28.0 if speculates else 12.0,
+        "draft_ms": draft_ms if speculates else None,
+        "verify_ms": verify_ms if speculates else None,
+        "verify_forward_ms": 0.95 * verify_ms if speculates else cycle_ms - 0.1,
         "extend_ms": 0.3 if speculates else None,
         "gap_ms": 0.1,
-        "cycle_ms": 30.0 if speculates else 12.1,
+        "cycle_ms": cycle_ms,
         "batch_size": 1,
         "num_steps": configuration.num_steps,
-        "tokens": 2 if speculates else 1,
+        "tokens": tokens,
         "timer_kind": "simulated",
     }
-    return pa.Table.from_pylist([{**row, "cycle_index": index} for index in range(4)], schema=CYCLE_COLUMNS)
+    starts = [
+        {"cycle_index": index, "started_ms": started_s * 1e3 + index * cycle_ms} for index in range(TOKENS // tokens)
+    ]
+    return pa.Table.from_pylist([{**row, **start} for start in starts], schema=CYCLE_COLUMNS)

@@ -169,6 +169,8 @@ class SGLangEngine:
             requests=tuple(answer.request for answer in load.answers),
             cycles=cycles,
             telemetry=readings,
+            streams=tuple(answer.stream for answer in load.answers),
+            is_clock_shared=True,
         )
 
     def trace(self, block: Block) -> tuple[KernelTime, ...] | None:

@@ -21,7 +21,15 @@ from sweeps.engines.base import EngineError, Kind, Stage
 from sweeps.engines.process.guard import ServerProcess
 from sweeps.engines.sglang.boot import Boot, stopped
 from sweeps.engines.sglang.launch_plan import LaunchPlan
-from sweeps.engines.sglang.load_client import Load, ServerGoneError, ServerRefusedError, ask_server, send_block
+from sweeps.engines.sglang.load_client import (
+    BUSY_STATUSES,
+    BadAnswerError,
+    Load,
+    ServerGoneError,
+    ServerRefusedError,
+    ask_server,
+    send_block,
+)
 from sweeps.engines.sglang.probe_link import Handshake, ProbeError, ProbeGoneError, ProbeLink
 from sweeps.engines.sglang.server_log import log_tail
 from sweeps.engines.sglang.state_plan import State, state_name
@@ -91,9 +99,14 @@ class LiveServer:
         """Run one block. Raises EngineError."""
         try:
             return send_block(block, url=self.url, timeout_s=timeout_s, is_gone=self.given_up)
+        except BadAnswerError as error:
+            raise EngineError(
+                f"/generate: {error}", stage=stage, kind="bad_answer", log_tail=log_tail(self.boot.log())
+            ) from error
         except ServerRefusedError as error:
-            kind: Kind = "invalid_config" if 400 <= error.status < 500 else "crash"
-            raise EngineError(str(error), stage=stage, kind=kind, log_tail=log_tail(self.boot.log())) from error
+            raise EngineError(
+                str(error), stage=stage, kind=_kind_of_status(error.status), log_tail=log_tail(self.boot.log())
+            ) from error
         except TimeoutError as error:
             raise self.boot.failure(None, stage, str(error)) from error
         except (ServerGoneError, urllib.error.URLError) as error:
@@ -216,3 +229,9 @@ class LiveServer:
         return EngineError(
             f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(self.boot.log())
         )
+
+
+def _kind_of_status(status: int) -> Kind:
+    if status in BUSY_STATUSES:
+        return "busy"
+    return "invalid_config" if 400 <= status < 500 else "crash"

@@ -58,7 +58,7 @@ def overheads(trials: list[Observation]) -> tuple[float, float]:
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for seen in trials:
         for block in seen.blocks:
-            if block.cycle_ms:
+            if block.cycle_ms and block.tok_s is not None:
                 ratio = block.tok_s * block.cycle_ms / (1000.0 * (block.accept_length or 1.0))
                 ratios[seen.trial.configuration.speculates].append(ratio)
     every = list(concatenated(*ratios.values())) or [1.0]

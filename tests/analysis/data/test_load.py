@@ -28,16 +28,21 @@ def edit_blocks(root: Path, trial_id: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"accept_length": 0.0}, "below 1"),
-        ({"accept_length": 0.58}, "below 1"),
-        ({"accept_length": float("nan")}, "not a number"),
-        ({"tok_s": 3.9e-05}, "throughput"),
-        ({"tok_s": float("nan")}, "throughput"),
-        ({"decode_s": 0.0}, "no decode time"),
-        ({"cycle_ms": -1.0}, "cycle time"),
+        ({"accept_length": 0.0}, "accept_length: 0"),
+        ({"accept_length": 0.58}, "accept_length: 0.58"),
+        ({"accept_length": float("nan")}, "accept_length: nan"),
+        ({"accept_length": 3.4, "accept_histogram": None}, "accept_length: 3.4 tokens a cycle, but 2 draft steps"),
+        ({"tok_s": 3.9e-05}, "tok_s: tok_s 3.9e-05"),
+        ({"tok_s": float("nan")}, "tok_s: tok_s nan"),
+        ({"tok_s": None}, "tok_s: tok_s None"),
+        ({"decode_s": 0.0}, "times: decode_s 0"),
+        ({"decode_s": 0.01, "tok_s": 25_600.0}, "throughput: "),
+        ({"cycle_ms": -1.0}, "times: cycle_ms -1"),
+        ({"verify_ms": 3.0}, "phases: the phases sum to"),
+        ({"suspect": "rank_cycles: cycles 4 in rank 0, 5 in rank 1"}, "rank_cycles: cycles 4"),
     ],
 )
-def test_an_invalid_block_is_dropped_counted_and_explained(
+def test_a_suspect_block_is_dropped_counted_and_explained(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     root = write_sweep(tmp_path / "r", [CONTROL, EAGLE], World(num_blocks=4))
@@ -45,7 +50,7 @@ def test_an_invalid_block_is_dropped_counted_and_explained(
     results = load(root)
     assert results.blocks.filter(trial_id="t0001").height == 3
     [dropped] = results.excluded
-    assert (dropped.what, dropped.trial_id, dropped.count) == ("blocks", "t0001", 1)
+    assert (dropped.what, dropped.trial_id, dropped.kind, dropped.count) == ("blocks", "t0001", "suspect", 1)
     assert reason in dropped.reason
 
 

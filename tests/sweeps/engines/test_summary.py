@@ -52,6 +52,12 @@ def test_no_cycles_leave_throughput_alone() -> None:
     assert (summary.num_cycles, summary.cycle_ms, summary.tok_s) == (0, None, 50.0)
 
 
-def test_an_accept_length_below_one_is_impossible() -> None:
-    with pytest.raises(ValueError, match=r"accept length 0\.500"):
-        summarise(record([{"verify_ms": 29.0, "tokens": 1, "batch_size": 2}]), block_index=0)
+def test_what_cannot_be_true_is_told_as_it_came() -> None:
+    summary = summarise(record([{"verify_ms": 29.0, "tokens": 1, "batch_size": 2}]), block_index=0)
+    assert summary.accept_length == 0.5
+    assert summarise(record([{"verify_ms": 29.0, "tokens": -1}]), block_index=0).accept_histogram is None
+    assert summarise(record([{"verify_ms": 29.0, "batch_size": 0}]), block_index=0).accept_length is None
+
+
+def test_a_block_without_decode_time_has_no_throughput() -> None:
+    assert summarise(record([], decode_s=0.0), block_index=0).tok_s is None

@@ -51,7 +51,7 @@ def test_a_trial_leaves_rows_in_every_table(held: HeldEngine, context: TrialCont
         name: read_table(context.folder, name).num_rows
         for name in ("trials", "blocks", "requests", "cycles", "kernels")
     }
-    assert counts == {"trials": 1, "blocks": 6, "requests": 6, "cycles": 24, "kernels": 1}
+    assert counts == {"trials": 1, "blocks": 6, "requests": 6, "cycles": 300, "kernels": 1}
     assert not list((context.folder.root / "journal").iterdir())
     trial = row(context, "t0000")
     assert dict(trial["requested"])["num_steps"] == "2"  # type: ignore[call-overload]

@@ -117,7 +117,8 @@ def test_a_part_from_before_a_column_was_added_has_nulls_there(tmp_path: Path) -
         "output_tokens": 1, "ttft_ms": None, "latency_ms": 1.0, "output_hash": "h",
     }  # fmt: skip
     pq.write_table(pa.Table.from_pylist([row], schema=older.with_metadata(metadata)), path)
-    assert read_table(folder, "requests").to_pylist() == [{**row, "head_hash": None, "concurrency": None}]
+    newer = ("head_hash", "cached_tokens", "distinct_bigrams", "concurrency")
+    assert read_table(folder, "requests").to_pylist() == [{**row, **dict.fromkeys(newer)}]
     pq.write_table(pa.Table.from_pylist([row], schema=older.with_metadata(metadata)).drop(["prompt_id"]), path)
     with pytest.raises(TableError, match="no column prompt_id"):
         read_table(folder, "requests")

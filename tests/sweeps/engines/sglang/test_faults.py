@@ -368,4 +368,4 @@ def test_output_unlike_the_controls_is_wrong_and_like_it_is_not(faulty: Faulty) 
 def test_a_draft_that_is_never_accepted_is_inert(faulty: Faulty) -> None:
     inert = measured(faulty, "draft_inert", "t0000", num_steps=2, output_tokens=30)
     assert (inert.status, inert.kind) == ("failed", "draft_inert")
-    assert len(read_table(ResultsFolder(faulty.folder / "results"), "blocks")) == 5
+    assert len(read_table(ResultsFolder(faulty.folder / "results"), "blocks")) == 4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.engines.sglang.load_client import ServerRefusedError, _answer, union_length
+from sweeps.engines.sglang.load_client import Answer, BadAnswerError, ServerRefusedError, read_answer, union_length
 from sweeps.spec.workload import Prompt
 
 PROMPT = Prompt(prompt_id="p", token_ids=(1, 2))
@@ -19,20 +19,24 @@ def chunk(ids: list[int] | None, completion_tokens: int, **extra: object) -> byt
     return json.dumps({"meta_info": meta} | ({} if ids is None else {"output_ids": ids})).encode()
 
 
+def answered(chunks: list[tuple[float, bytes]]) -> Answer:
+    return read_answer(PROMPT, 0.0, [(at_s, b"data: " + data) for at_s, data in chunks])
+
+
 def test_cumulative_and_incremental_streams_give_the_same_answer() -> None:
-    cumulative = _answer(PROMPT, 0.0, [(1.0, chunk([7], 1)), (2.0, chunk([7, 8, 9], 3))])
-    incremental = _answer(PROMPT, 0.0, [(1.0, chunk([7], 1)), (2.0, chunk([8, 9], 3))])
+    cumulative = answered([(1.0, chunk([7], 1)), (2.0, chunk([7, 8, 9], 3))])
+    incremental = answered([(1.0, chunk([7], 1)), (2.0, chunk([8, 9], 3))])
 
     assert cumulative.output_ids == incremental.output_ids == (7, 8, 9)
     assert cumulative.request == incremental.request
     assert cumulative.request.ttft_ms == pytest.approx(1000)
     assert cumulative.request.latency_ms == pytest.approx(2000)
-    assert (cumulative.first_tokens, cumulative.request.output_tokens) == (1, 3)
+    assert (cumulative.stream.first_tokens, cumulative.request.output_tokens) == (1, 3)
 
 
 def test_other_tokens_make_another_hash() -> None:
-    first = _answer(PROMPT, 0.0, [(1.0, chunk([7, 8], 2))])
-    second = _answer(PROMPT, 0.0, [(1.0, chunk([7, 9], 2))])
+    first = answered([(1.0, chunk([7, 8], 2))])
+    second = answered([(1.0, chunk([7, 9], 2))])
 
     assert first.request.output_hash != second.request.output_hash
 
@@ -41,12 +45,12 @@ def test_aborted_generation_is_refused() -> None:
     aborted = chunk([], 0, finish_reason={"type": "abort", "message": "out of cache"})
 
     with pytest.raises(ServerRefusedError, match="out of cache"):
-        _answer(PROMPT, 0.0, [(1.0, aborted)])
+        answered([(1.0, aborted)])
 
 
-def test_empty_stream_is_refused() -> None:
-    with pytest.raises(ServerRefusedError, match="no token"):
-        _answer(PROMPT, 0.0, [])
+def test_empty_stream_is_no_answer() -> None:
+    with pytest.raises(BadAnswerError, match="no token"):
+        answered([])
 
 
 intervals = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)).map(lambda pair: (pair[0], sum(pair))), max_size=20)

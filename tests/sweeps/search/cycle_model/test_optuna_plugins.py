@@ -16,6 +16,7 @@ from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
+from tests.certain import certain
 from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.worlds import NCCL_MS, SPEC, blocks_of, observed
 
@@ -37,7 +38,7 @@ def measure(study: SweepStudy, rng: np.random.Generator, *, slow: float = 1.0) -
     for block in blocks_of(trial.configuration, rng):
         times = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
         slower = {name: slow * value for name in times if (value := getattr(block, name)) is not None}
-        changed = replace(block, tok_s=block.tok_s / slow, **slower)
+        changed = replace(block, tok_s=certain(block.tok_s) / slow, **slower)
         if (decision := study.report(trial, changed, seconds=seconds)).prune:
             outcome = Outcome(status="pruned", reason=decision.reason, relaunched=True, seconds=seconds)
             break
@@ -88,7 +89,9 @@ def test_a_trial_that_cannot_win_is_pruned_with_its_numbers() -> None:
     assert trial is not None
     blocks = blocks_of(trial.configuration, rng)
     decisions = [
-        study.report(trial, replace(b, tok_s=b.tok_s / 3, cycle_ms=(b.cycle_ms or 0) * 3), seconds={"measure": 1.0})
+        study.report(
+            trial, replace(b, tok_s=certain(b.tok_s) / 3, cycle_ms=(b.cycle_ms or 0) * 3), seconds={"measure": 1.0}
+        )
         for b in blocks[:2]
     ]
     assert not decisions[0].prune
@@ -202,7 +205,7 @@ def measure_or_stop(study: SweepStudy, rng: np.random.Generator) -> None:
     study.tell(trial, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0, "measure": 40.0}))
 
 
-def certain(extra: str) -> tuple[SweepStudy, np.random.Generator]:
+def certified(extra: str) -> tuple[SweepStudy, np.random.Generator]:
     """A sweep whose search has stopped as certain; the last control and the winner again are to come."""
     spec = parse_spec(SPEC + CHOICES + extra, source="search")
     study, rng = SweepStudy(spec, Space(spec)), np.random.default_rng(0)
@@ -212,7 +215,7 @@ def certain(extra: str) -> tuple[SweepStudy, np.random.Generator]:
 
 
 def test_a_winner_that_wins_again_ends_the_sweep() -> None:
-    study, rng = certain("control: {every: 0}\n")
+    study, rng = certified("control: {every: 0}\n")
     measure(study, rng)
     assert study.ask() is None
     assert study.finished
@@ -220,7 +223,7 @@ def test_a_winner_that_wins_again_ends_the_sweep() -> None:
 
 def test_a_winner_that_was_one_launchs_luck_is_no_winner() -> None:
     """Two H200: 526 tok/s and certain, 467 when it was launched again."""
-    study, rng = certain("control: {every: 0}\n")
+    study, rng = certified("control: {every: 0}\n")
     winner = study.incumbent
     study.drain_findings()
     again, _ = measure(study, rng, slow=1.4)
