@@ -110,9 +110,7 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
     evidence = _of(frames["evidence"], latest)
     lost = _lost_settings(evidence)
     requests = _of(frames["requests"], latest)
-    measured = judged(
-        _of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1)), latest, requests
-    )
+    measured = judged(_of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1)), latest, requests)
     concurrencies = tuple(measured.sort("started_s")["concurrency"].unique(maintain_order=True))
     all_blocks, dropped = _sound(measured, latest)
     has_blocks = set(all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))["trial_id"])

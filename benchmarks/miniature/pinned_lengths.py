@@ -53,6 +53,7 @@ def measure(
                 summary = summarise(engine.run_block(block), block_index=0)
                 assert summary.accept_length is not None, "a server that speculates"
                 assert summary.cycle_ms is not None, "a block without cycles"
+                assert summary.tok_s is not None, "a block without decode time"
                 yield Row(
                     round=number,
                     pinned=length,

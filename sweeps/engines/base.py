@@ -45,6 +45,8 @@ TRANSIENT_KINDS: frozenset[str] = frozenset({"host_oom", "crash", "killed", "bus
 
 
 HEAD_TOKENS = 16
+LOOP_WINDOW = 128
+"""Pairs of tokens among which `Request.distinct_bigrams` looks for repeats."""
 
 
 class EngineError(SpecsweepError):
@@ -129,7 +131,7 @@ class Request:
     cached_tokens: int | None = None
     """Prompt tokens that the server took from its prefix cache."""
     distinct_bigrams: int | None = None
-    """Different pairs of neighbouring token ids: few in an answer that loops."""
+    """Different pairs of neighbouring token ids, in each LOOP_WINDOW pairs: few in an answer that loops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "looping",
-        "different pairs of tokens >= 1/3 of all pairs, in more than half of the answers (speculation only)",
+        "different pairs in each 128 pairs of tokens >= 1/3, in more than half of the answers (speculation only)",
         "a loop is drafted almost without a miss, so its accept length says nothing of text; pages of prose, code and "
         "tables have 0.5 to 1",
         breaches.looping,

@@ -169,7 +169,7 @@ TABLES: Mapping[str, pa.Schema] = {
             pa.field("output_hash", pa.string(), nullable=False),
             pa.field("head_hash", pa.string()),  # of the first tokens: rounding flips few, corruption most
             pa.field("cached_tokens", pa.int32()),  # of the prompt, from the server's prefix cache
-            pa.field("distinct_bigrams", pa.int32()),  # different pairs of neighbouring tokens in the answer
+            pa.field("distinct_bigrams", pa.int32()),  # different pairs of neighbouring tokens in each 128
             _CONCURRENCY,
         ]
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from sweeps.engines.base import HEAD_TOKENS, Request
+from sweeps.engines.base import HEAD_TOKENS, LOOP_WINDOW, Request
 from sweeps.results.block_facts import StreamFacts
 from sweeps.spec.workload import Block, Prompt
 
@@ -208,7 +208,7 @@ def read_answer(prompt: Prompt, sent_s: float, lines: Sequence[tuple[float, byte
         output_hash=_digest(told),
         head_hash=None if output_ids is None else _digest(",".join(map(str, output_ids[:HEAD_TOKENS]))),
         cached_tokens=_integer(metas[-1], "cached_tokens") if metas[-1].get("cached_tokens") is not None else None,
-        distinct_bigrams=None if output_ids is None else len(set(pairwise(output_ids))),
+        distinct_bigrams=None if output_ids is None else distinct_bigrams(output_ids),
     )
     stream = StreamFacts(
         request_id=name if isinstance(name, str) else None,
@@ -226,6 +226,14 @@ def read_answer(prompt: Prompt, sent_s: float, lines: Sequence[tuple[float, byte
         last_s=last_s,
         output_ids=output_ids or (),
         meta_info=metas[-1],
+    )
+
+
+def distinct_bigrams(ids: Sequence[int]) -> int:
+    """Different pairs of neighbours, counted anew after every LOOP_WINDOW pairs: a long answer in few kinds of tokens
+    (bytes, say) repeats pairs without being a loop."""
+    return sum(
+        len(set(pairwise(ids[start : start + LOOP_WINDOW + 1]))) for start in range(0, len(ids) - 1, LOOP_WINDOW)
     )
 
 

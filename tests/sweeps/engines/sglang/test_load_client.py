@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.engines.sglang.load_client import Answer, BadAnswerError, ServerRefusedError, read_answer, union_length
+from sweeps.engines.sglang.load_client import (
+    Answer,
+    BadAnswerError,
+    ServerRefusedError,
+    distinct_bigrams,
+    read_answer,
+    union_length,
+)
 from sweeps.spec.workload import Prompt
 
 PROMPT = Prompt(prompt_id="p", token_ids=(1, 2))
@@ -68,3 +76,10 @@ def test_union_is_between_the_longest_interval_and_the_sum(pairs: list[tuple[flo
 
 def test_gap_between_intervals_is_not_counted() -> None:
     assert union_length([(0, 1), (0.5, 2), (5, 6)]) == pytest.approx(3)
+
+
+def test_a_loop_has_few_pairs_and_a_long_text_of_few_letters_has_not() -> None:
+    letters = random.Random(0).choices(range(30), k=2001)
+    assert distinct_bigrams([7, 8] * 500) < 40
+    assert distinct_bigrams(letters) > 0.8 * 2000
+    assert distinct_bigrams([1]) == distinct_bigrams([]) == 0
