@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from benchmarks.verdict_scenes.noise import Noise
@@ -129,6 +129,7 @@ def _states() -> list[Scene]:
     return scenes
 
 
+_DRAFTING_3 = Noise(launch=0.002, drafting_launch=0.03)
 _TREES: Any = {"step_counts": (0, 2, 3), "topks": (1, 4)}
 
 SCENES: tuple[Scene, ...] = (
@@ -184,6 +185,28 @@ SCENES: tuple[Scene, ...] = (
         truth=Truth(speculation=-0.1),
         plan=Plan(stop_after=3),
         goals={"pays denied": Goal(most=0.0)},
+    ),
+    Scene(
+        name="drafting launches 3 %, plain 0.2 %, the best speculative one launched again",
+        truth=_RESTLESS,
+        noise=_DRAFTING_3,
+        plan=Plan(again="best speculative"),
+    ),
+    Scene(
+        name="+20 % while drafting launches differ by 3 %, with drift 8 % (line)",
+        truth=Truth(speculation=0.25, gains=(Gain("set-1", 0.20),)),
+        noise=replace(_DRAFTING_3, drift="line"),
+        goals=_FOUND,
+    ),
+    Scene(
+        name="three sets act: +4, +2, -5 %",
+        truth=Truth(gains=(Gain("set-1", 0.04), Gain("set-2", 0.02), Gain("set-3", -0.05))),
+        goals=_FOUND,
+    ),
+    Scene(name="+10 % with 6 blocks", truth=Truth(gains=_TEN), plan=Plan(num_blocks=6), goals=_FOUND),
+    Scene(
+        name="one NCCL set, 7 step counts, two top-k",
+        truth=Truth(num_sets=1, step_counts=tuple(range(8)), topks=(1, 4), speculation=0.3, prompt_sd=0.25),
     ),
     *_states(),
 )
