@@ -43,13 +43,16 @@ def finds(sweep: Sweep, noise: Noise) -> dict[str, float]:
 
 
 def _design(sweep: Sweep, members: Sequence[Configuration], names: Sequence[str]) -> Array:
-    """A column for each step count and top-k, then one for each set, wherever the set can act."""
+    """A column for each step count and top-k, then one for each set, in proportion to what the set can do there."""
     shapes = sorted({(member.num_steps, member.topk) for member in members})
     columns = [[float((member.num_steps, member.topk) == shape) for member in members] for shape in shapes]
     gaining = {gain.nccl for gain in sweep.truth.gains}
     for name in names:
-        acts = [member.nccl == name and (name not in gaining or sweep.truth.gain(member) != 0.0) for member in members]
-        columns.append([float(each) for each in acts])
+        of_set = [np.log1p(sweep.truth.gain(member)) if member.nccl == name else 0.0 for member in members]
+        most = max(of_set, key=abs) if name in gaining else 0.0
+        columns.append(
+            [each / most if most else float(m.nccl == name) for each, m in zip(of_set, members, strict=True)]
+        )
     return np.array(columns).T
 
 

@@ -166,8 +166,8 @@ SCENES: tuple[Scene, ...] = (
     Scene(name="launches on two branches 5 % apart", noise=Noise(branches=0.05)),
     Scene(name="first block of a launch 30 % slow", noise=Noise(warm_up=0.26)),
     Scene(
-        name="+4 % by the draft phase alone, quiet",
-        truth=Truth(gains=(Gain("set-1", 0.04, phase="draft"),)),
+        name="the draft phase halved, +1.5 to +6.4 % with drafts, quiet",
+        truth=Truth(gains=(Gain("set-1", 0.5, phase="draft"),)),
         noise=Noise(launch=0.002, block=0.005),
         goals=_FOUND,
     ),

@@ -2,7 +2,7 @@
 
 All configurations of one truth are a grid of NCCL sets, step counts and top-k values. Speculation changes throughput by
 the same share at every step count, so that no scene depends on which step count the search would have preferred. An
-NCCL set acts on one phase, and its gain is one of throughput: a gain of 2 % shortens the cycle by 1 - 1 / 1.02.
+NCCL set acts on one phase. A gain of 2 % of throughput shortens the cycle by 1 - 1 / 1.02.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Gain:
 
     nccl: str
     relative: float
-    """Of throughput."""
+    """Of throughput; of the draft phase's time, which gets shorter, if that is the phase."""
     topk: int | None = None
     """Only there; None: everywhere."""
     phase: Literal["verify", "draft"] = "verify"
-    """`draft`: nothing happens without speculation."""
+    """What gets faster. `draft`: nothing happens without speculation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,9 @@ class Truth:
         found = self._of_set(of.nccl)
         if found is None or (found.topk is not None and not (of.speculates and of.topk == found.topk)):
             return 0.0
-        return 0.0 if found.phase == "draft" and not of.speculates else found.relative
+        if found.phase == "verify":
+            return found.relative
+        return 1 / (1 - found.relative * _DRAFT_SHARE * of.num_steps) - 1
 
     def cycles(self, of: Configuration, prompts: Array) -> Array:
         """Cycles of blocks of BLOCK_TOKENS, by the prompts' deviation in standard deviations. Whole numbers."""

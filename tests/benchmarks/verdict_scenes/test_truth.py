@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.verdict_scenes.scenes import SCENES
 from benchmarks.verdict_scenes.truth import DEFAULT_SET, Configuration, Gain, Truth
 
 
 def test_a_gain_is_one_of_throughput_and_acts_on_its_phase_alone() -> None:
-    truth = Truth(gains=(Gain("set-1", 0.02), Gain("set-2", 0.05, phase="draft")))
+    truth = Truth(gains=(Gain("set-1", 0.02), Gain("set-2", 0.5, phase="draft")))
     usual = Configuration(DEFAULT_SET, 3)
     faster, drafting = Configuration("set-1", 3), Configuration("set-2", 3)
     assert truth.value("tok_s", faster) / truth.value("tok_s", usual) == pytest.approx(1.02)
-    assert truth.value("tok_s", drafting) / truth.value("tok_s", usual) == pytest.approx(1.05)
+    assert truth.value("draft_ms", drafting) / truth.value("draft_ms", usual) == pytest.approx(0.5)
+    assert truth.value("tok_s", drafting) / truth.value("tok_s", usual) == pytest.approx(1 + truth.gain(drafting))
     assert truth.value("draft_ms", faster) == truth.value("draft_ms", usual)
     assert truth.value("verify_ms", drafting) == pytest.approx(truth.value("verify_ms", usual))
-    assert truth.value("draft_ms", drafting) < truth.value("draft_ms", usual)
     assert truth.gain(Configuration("set-2", 0)) == 0.0, "nothing is drafted without speculation"
 
 
@@ -36,3 +37,12 @@ def test_the_accept_length_is_the_ratio_of_sums_over_many_prompts() -> None:
     truth, chain = Truth(prompt_sd=0.5), Configuration(DEFAULT_SET, 4)
     cycles = truth.cycles(chain, np.random.default_rng(0).standard_normal(200_000))
     assert truth.accept_length(chain) == pytest.approx(1000 / cycles.mean(), rel=2e-3)
+
+
+def test_every_phase_of_every_scene_takes_time() -> None:
+    for scene in SCENES:
+        for member in scene.truth.configurations():
+            phases = scene.truth.phases_ms(member)
+            drafts = [phases["draft"], phases["extend"]] if member.speculates else []
+            assert min(phases["verify"], *drafts, phases["cycle"]) > 0, (scene.name, member)
+            assert phases["draft"] + phases["verify"] + phases["extend"] == pytest.approx(phases["cycle"])
