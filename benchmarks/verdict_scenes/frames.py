@@ -111,6 +111,7 @@ def _trials(sweep_id: str, sweep: Sweep) -> dict[str, Any]:
             _START + timedelta(seconds=at) + (_AWAY if late else timedelta())
             for at, late in zip(started_s, after, strict=True)
         ],
+        "start_index": np.argsort(np.argsort(started_s)),
         "started_s": started_s,
         "ended_s": table.at_s[np.arange(count), sweep.num_blocks - 1] + BLOCK_S,
         "num_blocks": np.where(sweep.failed, 0, sweep.num_blocks).astype(np.int32),
