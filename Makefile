@@ -4,8 +4,6 @@ PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3.
 VENV := .venv
 ENGINE_VENV := .venv-engine
 RUN := $(VENV)/bin/python
-# Ray 2.59 and later turn token authentication on by themselves; a demo on this machine needs none.
-export RAY_AUTH_MODE := disabled
 export RAY_USAGE_STATS_ENABLED := 0
 
 .PHONY: setup lock engine demo test test-engine test-engine-all lint format bench results-page chaos clean

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from analysis.data.load import load
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
 from analysis.judge.verdict import verdict
@@ -18,7 +16,11 @@ from analysis.server_log import read_server_log
 from analysis.show.document import document
 from analysis.show.report import write_report
 from analysis.show.short_form import print_short_form
+from sweeps.foreign_text import console, print_error, printable
 from sweeps.results.tables import TableError
+
+_LOG_WIDTH = 140
+"""Columns in a log: the tables fit."""
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analysis") -> int:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
             return _verdict(options.results, as_json=options.json)
         return _report(options.results, options.out or options.results / "report.html")
     except (TableError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 
@@ -47,8 +49,8 @@ def _report(results: Path, out: Path) -> int:
         write_report(judged, out)
     except OSError as error:
         raise ValueError(f"--out: {out} cannot be written: {error.strerror}") from error
-    print_short_form(judged, _console())
-    print(f"\nReport: {out}")
+    print_short_form(judged, console(log_width=_LOG_WIDTH))
+    print(f"\nReport: {printable(str(out))}")
     return 0
 
 
@@ -57,7 +59,7 @@ def _verdict(results: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(document(judged), indent=2, allow_nan=False))
     else:
-        print_short_form(judged, _console())
+        print_short_form(judged, console(log_width=_LOG_WIDTH))
     return 0
 
 
@@ -119,11 +121,6 @@ def _break_even_document(found: BreakEven) -> dict[str, object]:
         "needed_for": "target" if found.target_accuracy else "break even",
         "reason": wanted.reason,
     }
-
-
-def _console() -> Console:
-    """As wide as the terminal; in a log, wide enough for the tables."""
-    return Console() if sys.stdout.isatty() else Console(width=140, no_color=True)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

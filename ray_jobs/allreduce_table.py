@@ -21,13 +21,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.allreduce.display import plain_console, render
+from ray_jobs.allreduce.display import render
 from ray_jobs.allreduce.evidence import LOG_SETTINGS, read_evidence
 from ray_jobs.allreduce.groups import measure_members
 from ray_jobs.allreduce.ranks import Member, RankPlan
 from ray_jobs.allreduce.set_rows import DEFAULT_SET
 from ray_jobs.allreduce.table import SERVER_DEFAULTS, AllReduceTable, member_rows
 from sweeps import SpecsweepError
+from sweeps.foreign_text import console as plain_console
+from sweeps.foreign_text import print_error
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import find_spec, read_spec
 
@@ -158,7 +160,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.a
     try:
         return _measure_and_print(arguments)
     except SpecsweepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 

@@ -21,8 +21,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ray_jobs.allreduce.display import plain_console, render
+from ray_jobs.allreduce.display import render
 from ray_jobs.preflight.node_checks import Check, NodeReport, State, check_node
+from sweeps.foreign_text import console as plain_console
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import find_spec, read_spec

@@ -28,12 +28,13 @@ class ClusterError(SpecsweepError, RuntimeError):
 def connect(engine: EngineSpec, resources: ResourceSpec) -> None:
     """Join the cluster of RAY_ADDRESS (every Ray job has one), else start one on this machine.
 
-    A local cluster has the spec's number of logical GPUs for an engine without real ones.
+    A local cluster has the spec's number of logical GPUs for an engine without real ones. Raises ClusterError.
     """
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
+    if address := os.environ.get("RAY_ADDRESS"):
+        with _told_in_a_line(f"RAY_ADDRESS {address}: no cluster that this process can join"):
+            ray.init(log_to_driver=False)
         return
-    with _group_of_their_own():
+    with _group_of_their_own(), _told_in_a_line("Ray did not start on this machine"):
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, int(resources.cpus) + 1),
@@ -42,6 +43,18 @@ def connect(engine: EngineSpec, resources: ResourceSpec) -> None:
             log_to_driver=False,
             object_store_memory=100 * 2**20,
         )
+
+
+@contextmanager
+def _told_in_a_line(what: str) -> Iterator[None]:
+    """Raise ClusterError for a cluster that cannot be reached, or whose first node was too slow to start."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception and not isinstance(error, ConnectionError | TimeoutError):
+            raise
+        # For a node that takes more than 30 s to start Ray raises the root class itself.
+        raise ClusterError(f"{what}: {' '.join(str(error).split())[:400]}") from error
 
 
 @contextmanager

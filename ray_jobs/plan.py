@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sweeps.engines.base import Engine
+from sweeps.foreign_text import cell, one_line
 from sweeps.nccl.grammar import cautions, inert_at_decode
+from sweeps.redaction import shell_line
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space, nccl_env
 from sweeps.spec.workload import Block
@@ -106,12 +107,13 @@ def print_plan(
     """
     console.print(_space_table(space))
     for line in (*_invalid_lines([reason for _, reason in space.invalid()]), *_nccl_lines(spec)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     if command_of is None:
         console.print(f"engine {spec.engine.kind}: no server is launched")
     else:
         for launch_key, first in _first_by_launch_key(space).items():
-            console.print(_command_line(launch_key, command_of(first)), markup=False, highlight=False, soft_wrap=True)
+            line = one_line(_command_line(launch_key, command_of(first)))
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     gpus = spec.resources.gpus
     limit = spec.budget.gpu_hours
     console.print(
@@ -136,8 +138,8 @@ def _sets(command: Command) -> str:
 
 def _command_line(launch_key: str, command: Command) -> str:
     held = f" ({command.num_states} states in one server{_sets(command)})" if command.num_states > 1 else ""
-    variables = (f"{name}={shlex.quote(value)}" for name, value in command.environment.items())
-    return f"{launch_key}{held}: {' '.join((*variables, shlex.join(command.words)))}"
+    variables = (f"{name}={value}" for name, value in command.environment.items())
+    return f"{launch_key}{held}: {shell_line((*variables, *command.words))}"
 
 
 def _invalid_lines(reasons: Sequence[str]) -> list[str]:
@@ -187,7 +189,7 @@ def _space_table(space: Space) -> Table:
     for name in ("id", "launch key", "configuration"):
         table.add_column(name)
     for member in space.configurations():
-        table.add_row(member.configuration_id, space.launch_key(member), member.label)
+        table.add_row(member.configuration_id, space.launch_key(member), cell(member.label))
     return table
 
 

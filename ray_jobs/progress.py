@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sweeps.engines.summary import BlockSummary
+from sweeps.foreign_text import cell, one_line
+from sweeps.foreign_text import console as plain_console
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.search.observations import Observation
 from sweeps.search.optuna_study import InvalidSuggestion
@@ -33,8 +35,7 @@ class SweepProgress:
     def __init__(
         self, study: SweepStudy, console: Console | None = None, *, now_s: Callable[[], float] = time.monotonic
     ) -> None:
-        made = Console()
-        self.console = console or (made if made.is_terminal else Console(width=_LOG_WIDTH))
+        self.console = console or plain_console(log_width=_LOG_WIDTH)
         self._study = study
         self._now_s = now_s
         self._began_s = now_s()
@@ -42,7 +43,9 @@ class SweepProgress:
         self._num_before = len(study.observations)
         self._num_blocks = study.spec.workload.blocks
         self._live: Live | None = None
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
         self._task = self._bar.add_task("trials", total=self._num_expected)
 
     def __enter__(self) -> SweepProgress:
@@ -118,7 +121,8 @@ class SweepProgress:
 
     def _say(self, line: str) -> None:
         self._line_s = self._now_s()
-        self.console.print(f"{line} | {self._state()}", markup=False, highlight=False, soft_wrap=True)
+        text = one_line(f"{line} | {self._state()}")
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _state(self) -> str:
         study = self._study
@@ -140,7 +144,9 @@ class SweepProgress:
 
     def _refresh(self) -> None:
         ended = sum(seen.status != "running" for seen in self._study.observations)
-        self._bar.update(self._task, completed=ended, total=max(self._num_expected, ended), description=self._state())
+        self._bar.update(
+            self._task, completed=ended, total=max(self._num_expected, ended), description=one_line(self._state())
+        )
         if self._live is not None:
             self._live.update(self._screen())
 
@@ -148,14 +154,14 @@ class SweepProgress:
         return Group(self._bar, self._table(title=f"{self._study.spec.sweep} ({self._engine})"))
 
     def _table(self, *, title: str) -> Table:
-        table = Table(title=title)
+        table = Table(title=cell(title))
         for name in ("trial", "configuration", "status", "blocks", "tok/s", "verify ms", "cycle ms", "accept length"):
             table.add_column(name, justify="left" if name in ("trial", "configuration", "status") else "right")
         by_speed = sorted(self._study.observations, key=lambda seen: seen.mean("tok_s") or 0.0, reverse=True)
         for seen in by_speed[:_SHOWN]:
             table.add_row(
                 seen.trial.trial_id,
-                seen.trial.configuration.label,
+                cell(seen.trial.configuration.label),
                 ", ".join((_status(seen), *_pinned(seen.trial))),
                 str(len(seen.blocks)),
                 *(_number(value) for value in _row_figures(seen)),

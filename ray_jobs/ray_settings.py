@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 
 import optuna
 
@@ -17,14 +18,21 @@ RAY_SETTINGS = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 """Set in this process before Ray is imported, if the user has not set them; never passed to a server."""
-LOCAL_SETTINGS = {"RAY_AUTH_MODE": "disabled"}
-"""For a cluster of this process alone: else Ray leaves a token file behind that changes what `ray start` does later."""
+LOCAL_SETTINGS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""For a cluster of this process alone, which listens on all interfaces: a token that dies with the process.
+
+Ray writes no token file if it finds a token in the environment. No server gets it (`sglang.launch_plan`).
+"""
 
 
 def settle_environment() -> None:
-    """Set what the user has not set, and quieten what the progress lines replace. Call before importing Ray."""
-    settings = RAY_SETTINGS if os.environ.get("RAY_ADDRESS") else {**RAY_SETTINGS, **LOCAL_SETTINGS}
-    for name, value in settings.items():
+    """Set what the user has not set, and quieten what the progress lines replace. Call before importing Ray.
+
+    A cluster of this process alone gets its own token, whatever the user has set for other clusters.
+    """
+    for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.update(LOCAL_SETTINGS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)

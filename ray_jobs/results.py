@@ -17,8 +17,10 @@ from sweeps import __version__
 from sweeps.measure.records import Finding
 from sweeps.measure.rows import record_findings
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
+from sweeps.results.writing import ForeignLinkError, refuse_links, replace_text
 from sweeps.search.resume import Earlier
 from sweeps.spec.document import SpecError
+from sweeps.spec.hidden import redacted_text
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import fingerprint
 from sweeps.spec.space import Space
@@ -65,6 +67,8 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
     another spec or to another driver that is running.
     """
     folder = ResultsFolder(root.resolve())
+    if folder.root.is_dir():
+        _refuse_links(folder)
     if folder.manifest.is_file():
         return _resume(folder, text)
     if must_exist:
@@ -124,16 +128,14 @@ def _create(folder: ResultsFolder, spec: SweepSpec, text: str) -> OpenedResults:
         "target_tok_s": spec.target.tok_s,
         "num_configurations": len(Space(spec).configurations()),
     }
-    folder.spec.write_text(text, encoding="utf-8")
-    temporary = folder.manifest.with_suffix(".tmp")
-    temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    temporary.rename(folder.manifest)
+    replace_text(folder.spec, redacted_text(text))
+    replace_text(folder.manifest, json.dumps(manifest, indent=2) + "\n")
     return OpenedResults(folder=folder, sweep_id=sweep_id, resumed=False, lock=lock)
 
 
 def _lock(folder: ResultsFolder) -> int:
     path = folder.root / _LOCK
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -145,10 +147,17 @@ def _lock(folder: ResultsFolder) -> int:
     return lock
 
 
+def _refuse_links(folder: ResultsFolder) -> None:
+    try:
+        refuse_links(folder.root)
+    except (ForeignLinkError, OSError) as error:
+        raise SpecError(f"--results: {error}") from error
+
+
 def _probe_writable(folder: ResultsFolder) -> None:
     probe = folder.root / f".probe-{os.getpid()}"
     try:
-        folder.root.mkdir(parents=True, exist_ok=True)
+        folder.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:

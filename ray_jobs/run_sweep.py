@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results, tell_damage
 from sweeps import SpecsweepError
 from sweeps.engines import open_engine
+from sweeps.foreign_text import console, print_error
 from sweeps.measure.trial import recover
+from sweeps.redaction import redacted_variables, redacted_words
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.resume import read_earlier
 from sweeps.search.study import SweepStudy
@@ -31,6 +31,7 @@ from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
+from sweeps.spec.yaml_text import read_text
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.run_sweep") -> int:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.r
     try:
         return _dry_run(arguments.spec) if arguments.dry_run else _run(arguments)
     except SpecsweepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 
@@ -132,14 +133,13 @@ def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
 def _dry_run(path: Path) -> int:
     spec, _, space, blocks = _read(path)
     SweepStudy(spec, space)
-    console = Console()
     virtual = spec.engine.is_virtual
     engine = open_engine(spec, ResultsFolder(default_root(spec))) if virtual else None
     print_plan(
         spec,
         space,
         estimate(spec, space, blocks, engine),
-        console if console.is_terminal else Console(width=160),
+        console(),
         command_of=None if virtual else lambda configuration: _command(spec, space, configuration),
     )
     return 0
@@ -151,11 +151,12 @@ def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Com
 
     states = plan_states(spec.engine, configuration, space.states(configuration))
     plan = plan_launch(spec, configuration, folder=Path("SCRATCH"), inherited={}, states=states)
+    words, environment = redacted_words(plan.command), redacted_variables(plan.requested)
     if states is None:
-        return Command(words=plan.command, environment=plan.requested)
+        return Command(words=words, environment=environment)
     return Command(
-        words=plan.command,
-        environment=plan.requested,
+        words=words,
+        environment=environment,
         num_states=len(states.states),
         nccl_sets=states.communicators,
     )
@@ -167,7 +168,7 @@ def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
     if spec.engine.is_virtual:  # an unknown machine, drafter or recording is refused here, not in every trial
         open_engine(spec, ResultsFolder(default_root(spec)))
-    return spec, path.read_text(encoding="utf-8"), Space(spec), blocks
+    return spec, read_text(path), Space(spec), blocks
 
 
 def _interrupt(signum: int, frame: object) -> None:

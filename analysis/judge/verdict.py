@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from analysis.judge.factors import FACTOR_METRICS, Factor, Observed, Point, fact
 from analysis.judge.names import short_names
 from analysis.judge.phases import Communication, Phases, communication, phases
 from analysis.judge.what_if import StepNeed, step_needs
+from sweeps.redaction import shell_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +222,7 @@ def _command(row: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     removed = [part for name in row["removed_env"] or () if name not in environment for part in ("-u", name)]
     settings = [f"{name}={value}" for name, value in sorted(environment.items())]
     prefix = ["env", *removed, *settings] if removed or settings else []
-    return shlex.join([*prefix, *(row["command"] or ())])
+    return shell_line([*prefix, *(row["command"] or ())])
 
 
 def _fastest(sides: Sequence[Side], *, speculates: bool) -> Side | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from string import Template
@@ -28,7 +31,15 @@ from analysis.show.wording import (
     percent,
     verdict_words,
 )
+from sweeps.redaction import shell_word
+from sweeps.results.writing import replace_text
 
+_DRAW = """
+for (const place of document.querySelectorAll("div.figure")) {
+  const figure = JSON.parse(place.dataset.figure);
+  Plotly.newPlot(place, figure.data, figure.layout, {displayModeBar: false, responsive: true});
+}
+"""
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
@@ -44,7 +55,7 @@ _HOW = (
 def write_report(verdict: SweepVerdict, path: Path) -> None:
     """Write the page. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(verdict), encoding="utf-8")
+    replace_text(path, page(verdict))
 
 
 def page(verdict: SweepVerdict) -> str:
@@ -65,9 +76,21 @@ def page(verdict: SweepVerdict) -> str:
         f"<footer>{escape(_HOW)}</footer>",
     )
     body = "\n".join(sections)
+    scripts = {"plotly": _normal(get_plotlyjs()), "draw": _DRAW}
+    allowed = " ".join(map(_script_source, scripts.values()))
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(title), plotly=get_plotlyjs(), body=body
+        title=escape(title), body=body, allowed=allowed, **scripts
     )
+
+
+def _normal(script: str) -> str:
+    """As a browser reads and hashes it: it makes one line break of each kind."""
+    return script.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _script_source(script: str) -> str:
+    """What a Content-Security-Policy calls exactly this script. Nothing else that a page holds runs."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _header(verdict: SweepVerdict) -> str:
@@ -370,10 +393,18 @@ def _table(header: Sequence[str], rows: Iterable[str]) -> str:
 
 
 def _figure(figure: go.Figure) -> str:
-    options: Mapping[str, bool] = {"displayModeBar": False, "responsive": True}
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=options))
+    """A drawing as data: the page's own script draws it, so no other script has to be allowed."""
+    height = "" if figure.layout.height is None else f' style="height:{int(figure.layout.height)}px"'
+    return f'<div class="figure"{height} data-figure="{escape(str(figure.to_json()))}"></div>'
 
 
 def _broken(command: str) -> str:
-    """One flag a line, as a shell takes it."""
-    return command.replace(" --", " \\\n  --").replace(" -m ", " \\\n  -m ", 1)
+    """One flag a line. Breaks stand between words, each of which is quoted as it was: a shell reads the same words."""
+    lines = [""]
+    for word in shlex.split(command):
+        if word == "-m" or word.startswith("--"):
+            lines.append("  ")
+        elif lines[-1].strip():
+            lines[-1] += " "
+        lines[-1] += shell_word(word)
+    return " \\\n".join(lines)

@@ -19,6 +19,7 @@ from analysis.show.wording import (
     percent,
     verdict_words,
 )
+from sweeps.foreign_text import cell
 
 _COLOURS = {"better": "green", "worse": "red", "equivalent": "blue", "undecided": "yellow", "not exercised": "dim"}
 _MOST_ROWS = 12
@@ -30,21 +31,22 @@ def print_short_form(verdict: SweepVerdict, console: Console) -> None:
     simulated = " (simulated numbers, not measured)" if verdict.engine == "simulated" else ""
     console.print(
         Panel(
-            Text(pays.sentence, style=_COLOURS[pays.verdict]),
-            title=f"{verdict.sweep_id} · engine {verdict.engine}{simulated}",
+            cell(pays.sentence, style=_COLOURS[pays.verdict]),
+            title=cell(f"{verdict.sweep_id} · engine {verdict.engine}{simulated}"),
             title_align="left",
         )
     )
     if pays.selection:
-        console.print(Text(pays.selection, style="dim"))
+        console.print(cell(pays.selection, style="dim"))
     console.print(Group(*_tables(verdict)))
     for line in _lines(verdict):
-        console.print(Text(line))
+        console.print(cell(line))
     if verdict.best is not None:
+        console.print()
         console.print(
-            Text(f"\nLaunch {verdict.best.label} ({verdict.best_reason}):{command_note(verdict)}", style="bold")
+            cell(f"Launch {verdict.best.label} ({verdict.best_reason}):{command_note(verdict)}", style="bold")
         )
-        console.print(Text("  " + verdict.best.launch_command), soft_wrap=True)
+        console.print(cell("  " + verdict.best.launch_command), soft_wrap=True)
 
 
 def _tables(verdict: SweepVerdict) -> list[RenderableType]:
@@ -76,7 +78,7 @@ def _configurations(verdict: SweepVerdict) -> Table:
         each = phases[side.configuration_id]
         times = (each.draft_ms, each.verify_ms or each.decode_ms, each.extend_ms, each.cycle_ms)
         table.add_row(
-            verdict.names[side.configuration_id],
+            cell(verdict.names[side.configuration_id]),
             f"{side.tok_s:.1f}",
             "" if side.interval is None else f"{side.interval[0]:.1f} to {side.interval[1]:.1f}",
             _against(side),
@@ -96,7 +98,7 @@ def _concurrencies(verdict: SweepVerdict) -> Table:
         words = pays.verdict if pays.effect is None else f"{percent(pays.effect.effect)} {verdict_words(pays.effect)}"
         table.add_row(
             str(each.concurrency),
-            "" if pays.speculative is None else verdict.names[pays.speculative.configuration_id],
+            cell("" if pays.speculative is None else verdict.names[pays.speculative.configuration_id]),
             *("" if side is None else f"{side.tok_s:.1f}" for side in (pays.speculative, pays.plain)),
             Text(words, style=_COLOURS[pays.verdict]),
         )
@@ -120,7 +122,7 @@ def _dimensions(verdict: SweepVerdict) -> Table:
         name = f"{factor.dimension} {factor.reference} -> {factor.value}"
         groups.setdefault(name, {})[factor.metric] = factor
     for name, by_metric in groups.items():
-        table.add_row(name, *(_cell(by_metric[metric]) for metric in FACTOR_METRICS))
+        table.add_row(cell(name), *(_cell(by_metric[metric]) for metric in FACTOR_METRICS))
     return table
 
 

@@ -13,12 +13,6 @@ from ray_jobs.allreduce.set_rows import ALL_REDUCES_PER_FORWARD
 from ray_jobs.allreduce.verdict import judge_sets, noise_sentence
 
 
-def plain_console() -> Console:
-    """A console whose tables keep their columns in a job log, which has no width of its own."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
 def render(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print one table of medians per mode, then what each set could do to a forward pass."""
     for mode in dict.fromkeys(row["mode"] for row in rows if row.get("mode")):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import pyarrow as pa
 
 from sweeps import SpecsweepError
+from sweeps.foreign_text import one_line, printable
 from sweeps.results.block_facts import StreamFacts
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
@@ -62,11 +63,11 @@ class EngineError(SpecsweepError):
     def __init__(
         self, message: str, *, stage: Stage, kind: Kind, log_tail: str | None = None, server_lives: bool = False
     ) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.stage: Stage = stage
         self.kind: Kind = kind
         self.server_lives = server_lives
-        self.log_tail = log_tail
+        self.log_tail = None if log_tail is None else printable(log_tail)
 
     @property
     def transient(self) -> bool:

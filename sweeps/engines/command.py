@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.redaction import is_secret, redacted_variables, redacted_words, reference
+from sweeps.spec.model import EngineSpec, Scalar, SweepSpec
 from sweeps.spec.names import PINNED_LENGTH
 from sweeps.spec.space import Configuration
 
@@ -19,6 +21,9 @@ MODEL = "MODEL"
 
 OTHER_INTERPRETERS = ("PYTHONPATH", "PYTHONHOME", "OMP_NUM_THREADS")
 """Inherited values of these belong to this process (Ray sets the last to a trial's CPU count), not to the server."""
+
+NEVER_INHERITED = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Whoever has them may run code on the cluster."""
 
 _ALIASES = {"tp": "tp-size", "tensor-parallel-size": "tp-size", "pp": "pp-size", "model": "model-path"}
 
@@ -67,18 +72,18 @@ def recorded_command(spec: SweepSpec, configuration: Configuration) -> tuple[str
     if engine.model_path is None:
         at = words.index("--host")
         words[at:at] = ["--model-path", MODEL]
-    return tuple(map(_portable, words))
+    return redacted_words(map(_portable, words))
 
 
 def recorded_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
-    """`launch_environment`, with paths under the project's folder relative to it."""
-    variables = launch_environment(spec, configuration)
+    """`launch_environment` without secrets, with paths under the project's folder relative to it."""
+    variables = redacted_variables(launch_environment(spec, configuration))
     return {name: ":".join(map(_portable, value.split(":"))) for name, value in variables.items()}
 
 
 def recorded_removals(removed: tuple[str, ...]) -> tuple[str, ...]:
     """Inherited variables that mattered to the sweep: without those that only a worker process brings along."""
-    return tuple(name for name in removed if name not in OTHER_INTERPRETERS)
+    return tuple(name for name in removed if name not in (*OTHER_INTERPRETERS, *NEVER_INHERITED))
 
 
 def _speculation(spec: SweepSpec, configuration: Configuration) -> list[str]:
@@ -95,9 +100,25 @@ def _speculation(spec: SweepSpec, configuration: Configuration) -> list[str]:
 
 
 def launch_environment(spec: SweepSpec, configuration: Configuration) -> dict[str, str]:
-    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win."""
-    variables = {name: _located_list(name, value) for name, value in spec.engine.env.items()}
+    """Variables that serve this configuration, to be set on top of a clean environment; the configuration's win.
+
+    `${NAME}` stands for the value of a variable that the server takes from the node's environment.
+    """
+    variables = {name: reference(name) for name in spec.engine.inherit}
+    variables |= {name: _located_list(name, value) for name, value in spec.engine.env.items()}
     return {**variables, **dict(configuration.nccl_env), **dict(configuration.env)}
+
+
+def secret_values(engine: EngineSpec, environment: Mapping[str, str]) -> list[str]:
+    """Values that no text of a results folder may hold: those of the spec's secrets, and of what is inherited.
+
+    Args:
+        environment: of this process.
+    """
+    own = {name: value for name, value in engine.env.items() if is_secret(name)}
+    inherited = [*engine.inherit, *(name for name, value in own.items() if value == reference(name))]
+    written = [value for name, value in own.items() if value != reference(name)]
+    return written + [environment[name] for name in inherited if name in environment]
 
 
 def pinned_accept_length(spec: SweepSpec, configuration: Configuration) -> float | None:

@@ -14,6 +14,7 @@ from sweeps.engines.env_sources import OVERRIDES, ConfFile
 from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.nccl.grammar import ELEMENTS, enabled
 from sweeps.nccl.log import NcclLog, Operation
+from sweeps.redaction import is_secret, reference, without_userinfo
 from sweeps.results.nccl_acts import may_act
 
 DECODE_BYTES_AT_LEAST = 1 << 10
@@ -296,6 +297,29 @@ def grade_arguments(
                 )
             )
     return tuple(rows)
+
+
+def redacted_evidence(rows: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """Rows without the values of secrets, graded before; what a rank has instead of a secret is `another value`."""
+    return tuple(map(_redacted, rows))
+
+
+def _redacted(row: Evidence) -> Evidence:
+    name = row.setting.partition(".")[2]
+    wanted = row.requested
+
+    def shown(value: str | None) -> str | None:
+        if value is None or not is_secret(name):
+            return None if value is None else without_userinfo(value)
+        return reference(name) if value == wanted or wanted is None else "another value"
+
+    return replace(
+        row,
+        requested=shown(row.requested),
+        seen=shown(row.seen),
+        effective=shown(row.effective),
+        read_by_nccl=shown(row.read_by_nccl),
+    )
 
 
 def _equal(held: str | None, wanted: str) -> bool:

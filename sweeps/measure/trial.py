@@ -6,11 +6,13 @@ two. Whatever happens, every second of held GPUs is in the ledger and everything
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from sweeps.engines.base import BlockRecord, Engine, EngineError, Evidence, KernelTime, LaunchReport
+from sweeps.engines.command import secret_values
 from sweeps.engines.sglang.limits import check_limits
 from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.measure.block_facts import allowed_rules, facts_of_block, shared_prefixes
@@ -24,6 +26,7 @@ from sweeps.measure.output_check import (
 )
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
+from sweeps.redaction import without_values
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
 from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.plausible import suspect
@@ -347,9 +350,11 @@ class Measurement:
             error.add_note(str(unclean))
             self._event("gpu_not_clean", str(unclean))
         self._ledger.charge("failed")
-        self._rows.trial["log_tail"] = error.log_tail
+        hidden = [] if self._context.server is None else secret_values(self._context.server, os.environ)
+        self._rows.trial["log_tail"] = None if error.log_tail is None else without_values(error.log_tail, hidden)
+        reason = without_values(str(error), hidden)
         return self._end(
-            Outcome(status="failed", reason=str(error), stage=error.stage, kind=error.kind, transient=error.transient)
+            Outcome(status="failed", reason=reason, stage=error.stage, kind=error.kind, transient=error.transient)
         )
 
     def _end(self, outcome: Outcome) -> Outcome:

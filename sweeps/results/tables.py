@@ -209,6 +209,7 @@ TABLES: Mapping[str, pa.Schema] = {
 }
 
 
+_TRIAL_ID = re.compile(r"[a-z][0-9]+(?:-[a-z0-9]+)*")
 _NAME = re.compile(r"([kti]\d{4,})(?:-[a-z0-9]+)*-a(\d+)(?:\.|$)")
 """Trial id and attempt in the name of a part, a journal or a log."""
 _UNIQUE: Mapping[str, tuple[str, ...]] = {
@@ -283,7 +284,7 @@ class ResultsFolder:
         return self.root / "tune"
 
     def part(self, table: str, trial_id: str, attempt: int) -> Path:
-        return self.root / "tables" / table / f"{trial_id}-a{attempt}.parquet"
+        return self.root / "tables" / table / f"{_file_name(trial_id, attempt)}.parquet"
 
     def packed(self, table: str) -> Path:
         """The only part of a table in a packed recording (`benchmarks.pack_recording`)."""
@@ -296,16 +297,23 @@ class ResultsFolder:
 
     def journal(self, trial_id: str, attempt: int) -> Path:
         """What Parquet does not yet hold while a trial runs."""
-        return self.root / "journal" / f"{trial_id}-a{attempt}.jsonl"
+        return self.root / "journal" / f"{_file_name(trial_id, attempt)}.jsonl"
 
     def logs(self, trial_id: str, attempt: int) -> Path:
-        return self._logs / f"{trial_id}-a{attempt}"
+        return self._logs / _file_name(trial_id, attempt)
 
     def read_manifest(self) -> dict[str, Any]:
         if not self.manifest.is_file():
             raise TableError(f"{self.root}: wanted a results folder, but it has no {self.manifest.name}")
         manifest: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
         return manifest
+
+
+def _file_name(trial_id: str, attempt: int) -> str:
+    """Raises TableError for what is no trial id: a journal that somebody else wrote could name a path."""
+    if not isinstance(attempt, int) or not isinstance(trial_id, str) or _TRIAL_ID.fullmatch(trial_id) is None:
+        raise TableError(f"wanted a trial id such as t0001 and the number of an attempt, got {trial_id!r}, {attempt!r}")
+    return f"{trial_id}-a{attempt:d}"
 
 
 def write_part(

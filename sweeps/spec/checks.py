@@ -10,6 +10,7 @@ from typing import Any
 
 from sweeps.choices import choose
 from sweeps.nccl.grammar import set_problems, variable_problem
+from sweeps.redaction import is_secret, is_secret_argument
 from sweeps.spec.document import Key, Problem
 from sweeps.spec.engine_kinds import ENGINE_KINDS
 from sweeps.spec.model import SweepSpec
@@ -40,6 +41,15 @@ OWNED_ARGS: Mapping[str, str] = {
     "host": "the server listens on this machine alone",
     "port": "the operating system is asked for a free one",
     "config": "a second source of arguments could contradict this one",
+    "api-key": "the load client sends none, and every user of the machine can read a command line",
+    "admin-api-key": "the load client sends none, and every user of the machine can read a command line",
+    **dict.fromkeys(
+        ("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-keyfile-password", "enable-ssl-refresh"),
+        "the load client speaks plain HTTP to this machine alone",
+    ),
+    **dict.fromkeys(
+        ("nnodes", "node-rank", "dist-init-addr", "nccl-init-addr"), "a trial is one server on the GPUs of one node"
+    ),
 }
 """Server arguments that the sweep sets itself, each with the reason."""
 
@@ -47,9 +57,12 @@ OWNED_ENV: Mapping[str, str] = {
     "CUDA_VISIBLE_DEVICES": "Ray gives each trial its GPUs",
     "CUDA_DEVICE_MAX_CONNECTIONS": "SGLang forces 8 whatever is set",
     "SGLANG_PLUGINS": "the sweep loads its probe through it",
+    "RAY_AUTH_TOKEN": "whoever has it may run code on the cluster",
+    "RAY_AUTH_TOKEN_PATH": "whoever has it may run code on the cluster",
 }
 
 
+_INHERIT = "a secret belongs in the node's environment, and its variable's name in engine.inherit"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -134,6 +147,8 @@ def _args(spec: SweepSpec) -> Iterator[Problem]:
             bare = name.lstrip("-").replace("_", "-")
             if bare in OWNED_ARGS:
                 yield Problem((section, "args", name), f"the sweep sets this argument: {OWNED_ARGS[bare]}")
+            elif is_secret_argument(bare):
+                yield Problem((section, "args", name), f"every user of the machine can read a command line; {_INHERIT}")
             elif bare != name:
                 yield Problem(
                     (section, "args", name), f"wanted the command line's name without dashes in front: {bare}"
@@ -163,6 +178,13 @@ def _environment(spec: SweepSpec) -> Iterator[Problem]:
         elif name.startswith("NCCL_"):
             found = (variable_problem(name, value, allow_unknown=spec.allow_unknown_nccl) for value in values)
             yield from (Problem(key, message) for message in found if message)
+        elif key[0] == "search" and is_secret(name):
+            yield Problem(key, f"wanted no secret as a dimension, because every table names its value; {_INHERIT}")
+    for index, name in enumerate(spec.engine.inherit):
+        if name in OWNED_ENV:
+            yield Problem(("engine", "inherit", index), f"{name} cannot be inherited: {OWNED_ENV[name]}")
+        elif not _ENV_NAME.fullmatch(name):
+            yield Problem(("engine", "inherit", index), f"wanted the name of an environment variable, got {name!r}")
     yield from _missing_files(spec, ("engine", "env"), spec.engine.env)
     yield from _set_in_two_places(spec)
 
@@ -171,6 +193,11 @@ def _set_in_two_places(spec: SweepSpec) -> Iterator[Problem]:
     """A variable has one owner: which of two values a server got would depend on the order of merging."""
     for name in spec.search.env.keys() & spec.engine.env.keys():
         yield Problem(("search", "env", name), "set in engine.env too: write it in one place")
+    for index, name in enumerate(spec.engine.inherit):
+        sets = {f"nccl_sets.{given}": variables for given, variables in spec.nccl_sets.items()}
+        for place, names in {"engine.env": spec.engine.env, "search.env": spec.search.env, **sets}.items():
+            if name in names:
+                yield Problem(("engine", "inherit", index), f"{name} is set in {place} too: write it in one place")
     for set_name in (name for name in spec.search.nccl if name in spec.nccl_sets):
         for section, names in (("engine", spec.engine.env), ("search", spec.search.env)):
             for name in spec.nccl_sets[set_name].keys() & names.keys():

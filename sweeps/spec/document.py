@@ -6,6 +6,7 @@ Knows YAML and pydantic, not what a sweep is: `spec` gives the shape and `checks
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,16 +15,15 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
-from sweeps import SpecsweepError
 from sweeps.choices import choose
+from sweeps.foreign_text import one_line, unprintable
+from sweeps.redaction import is_secret
+from sweeps.spec.yaml_text import SpecError as SpecError
+from sweeps.spec.yaml_text import parse
 
 Key = tuple[str | int, ...]
 
 _MERGE = "tag:yaml.org,2002:merge"
-
-
-class SpecError(SpecsweepError, ValueError):
-    """A spec that cannot be run as written. Each line names file, key, value and the choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,27 @@ class Document:
 
 
 def read_document(text: str, *, source: str) -> Document:
-    """Parse spec text. Raises SpecError if it is not a YAML mapping."""
-    try:
-        values = yaml.safe_load(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        why = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise SpecError(f"{where}: not valid YAML: {why}") from error
+    """Parse spec text. Raises SpecError if it is not a YAML mapping, or too large, too deep or a bomb of aliases."""
+    values, root = parse(text, source=source)
     if not isinstance(values, dict):
         raise SpecError(f"{source}: wanted a mapping with the keys of a sweep, got {_show(values)}")
     lines: dict[Key, int] = {}
-    return Document(values, problems=tuple(_walk(root, lines)), lines=lines)
+    return Document(values, problems=(*_walk(root, lines), *_unprintable(values, ())), lines=lines)
+
+
+def _unprintable(value: object, key: Key) -> Iterator[Problem]:
+    """Names that are not printable, and values that hold more than line breaks and tabs beside what is printable."""
+    if isinstance(value, str) and (found := unprintable(value, allowed="\n\t")) is not None:
+        yield Problem(key, f"wanted printable text, got the character {found}")
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _unprintable(part, (*key, index))
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            child = (*key, name if isinstance(name, str | int) else str(name))
+            if isinstance(name, str) and (found := unprintable(name)) is not None:
+                yield Problem(child, f"wanted a printable name, got the character {found}")
+            yield from _unprintable(part, child)
 
 
 def refuse(problems: Iterable[Problem], *, source: str, lines: Mapping[Key, int]) -> None:
@@ -66,7 +74,7 @@ def refuse(problems: Iterable[Problem], *, source: str, lines: Mapping[Key, int]
     if numbered:
         numbered.sort(key=lambda pair: pair[0] or 0)
         told = (
-            f"{source}{f':{line}' if line else ''}: {_on_one_line(f'{dotted(problem.key)}: {problem.message}')}"
+            f"{source}{f':{line}' if line else ''}: {one_line(f'{dotted(problem.key)}: {problem.message}')}"
             for line, problem in numbered
         )
         raise SpecError("\n".join(told))
@@ -162,7 +170,7 @@ def _is_scalar_union(hint: Any) -> bool:
 
 def _explain(key: Key, details: list[Any], model: type) -> str:
     detail = details[0]
-    value = detail["input"]
+    value = "a secret" if is_secret(str(key[-1])) else detail["input"]
     match detail["type"]:
         case "unexpected_keyword_argument":
             _, section = _follow(key[:-1], model)
@@ -199,9 +207,10 @@ def _wanted(key: Key, model: type) -> str:
 
 
 def _show(value: object) -> str:
-    text = "nothing" if value is None else repr(value)
+    text = "nothing" if value is None else _REPR.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _on_one_line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = 8

@@ -111,6 +111,8 @@ class EngineSpec:
     """sglang: further server arguments, names as on the command line without the dashes (`tp-size`: 8)."""
     env: Mapping[str, EnvValue] = field(default_factory=dict)
     """sglang: further environment variables of the server."""
+    inherit: tuple[str, ...] = ()
+    """sglang: variables that must be in the node's environment, such as `HF_TOKEN`; results have no value of them."""
     switch_in_place: bool = True
     """Change step counts inside a live server if engine and version can; relaunch otherwise."""
     states: StatesSpec = field(default_factory=StatesSpec)

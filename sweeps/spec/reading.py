@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from sweeps.nccl.catalogue import CATALOGUE
 from sweeps.spec.checks import check_spec
 from sweeps.spec.document import SpecError, read_document, refuse, validation_problems
+from sweeps.spec.hidden import redacted_text
 from sweeps.spec.model import SweepSpec
+from sweeps.spec.yaml_text import read_text
 
 _ADAPTER = TypeAdapter(SweepSpec)
 
@@ -39,10 +41,7 @@ def find_spec(given: Path) -> Path:
 
 def read_spec(path: Path) -> SweepSpec:
     """Read and check one spec file; its relative paths count from its folder. Raises SpecError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: wanted the YAML of a sweep, but it cannot be read: {error}") from error
+    text = read_text(path)
     return parse_spec(text, source=str(path), folder=path.resolve().parent)
 
 
@@ -61,8 +60,11 @@ def parse_spec(text: str, *, source: str, folder: Path | None = None) -> SweepSp
 
 
 def fingerprint(text: str) -> str:
-    """Twelve hex digits that identify spec text; a results folder accepts only its own."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Twelve hex digits that identify spec text; a results folder accepts only its own.
+
+    Values of secrets do not count: the folder's own `spec.yaml` has none, and another token is no other sweep.
+    """
+    return hashlib.sha256(redacted_text(text).encode()).hexdigest()[:12]
 
 
 def _anchored(spec: SweepSpec, folder: Path) -> SweepSpec:

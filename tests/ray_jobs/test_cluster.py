@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +72,55 @@ def _replaced(changes: dict[str, str]) -> str:
     for before, after in changes.items():
         text = text.replace(before, after)
     return text
+
+
+LOCAL = """
+import json, os, sys
+from ray_jobs.ray_settings import settle_environment
+settle_environment()
+import ray
+from ray_jobs.cluster import connect
+from sweeps.spec.model import EngineSpec, ResourceSpec
+connect(EngineSpec(kind="simulated", machine="x"), ResourceSpec(gpus=1))
+@ray.remote
+def token_of_a_worker():
+    return os.environ.get("RAY_AUTH_TOKEN") == sys.argv[0]
+ray.get(token_of_a_worker.remote())
+print(json.dumps([ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN"]]), flush=True)
+sys.stdin.read()
+"""
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+try:
+    print("in", len(GcsClient(sys.argv[1]).get_all_node_info()))
+except Exception as error:
+    print("refused", type(error).__name__, error)
+"""
+
+
+@pytest.mark.ray
+def test_a_local_cluster_lets_nobody_in_who_has_not_this_runs_token(tmp_path: Path) -> None:
+    """It listens on all interfaces. The token is made for the run, and no file holds it."""
+    environment = {**os.environ, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", LOCAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert owner.stdout is not None
+    try:
+        address, token = json.loads(owner.stdout.readline())
+        answers = {}
+        for name, own in {
+            "none": {"RAY_AUTH_MODE": "disabled"},
+            "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+            "right": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
+        }.items():
+            command = [sys.executable, "-c", STRANGER, address]
+            ran = subprocess.run(command, capture_output=True, text=True, env={**environment, **own}, timeout=120)
+            answers[name] = ran.stdout
+    finally:
+        owner.communicate("")
+    assert answers["none"].startswith("refused")
+    assert answers["wrong"].startswith("refused")
+    assert answers["right"] == "in 1\n"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_text(errors="replace")]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,43 @@ def test_a_packed_recording_is_not_resumed(tmp_path: Path) -> None:
     part.touch()
     with pytest.raises(SpecError, match="packed recording, which cannot be resumed"):
         open_results(tmp_path, stub_spec(), SPEC, must_exist=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["driver.lock", "spec.yaml", "sweep.json", "study.journal", "journal/t0000-a1.jsonl", "tables", "logs/x"]
+)
+def test_a_folder_with_a_link_is_not_written_to(tmp_path: Path, name: str) -> None:
+    """A copied folder keeps its links, and they may point to any file of this user."""
+    open_results(tmp_path / "results", stub_spec(), SPEC).release()
+    victim = tmp_path / "precious"
+    victim.write_text("precious")
+    place = tmp_path / "results" / name
+    place.parent.mkdir(exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(victim)
+    with pytest.raises(SpecError, match=r"is a link|has no sweep\.json"):
+        open_results(tmp_path / "results", stub_spec(), SPEC)
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    open_results(tmp_path, stub_spec(), SPEC).release()
+    os.mkfifo(tmp_path / "stop-requested")
+    with pytest.raises(SpecError, match="neither a file nor a folder"):
+        open_results(tmp_path, stub_spec(), SPEC)
+
+
+def test_a_new_folder_is_its_users_alone(tmp_path: Path) -> None:
+    opened = open_results(tmp_path / "a" / "results", stub_spec(), SPEC)
+    opened.release()
+    assert opened.folder.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_secrets_are_not_kept_and_do_not_make_another_sweep(tmp_path: Path) -> None:
+    def text(token: str) -> str:
+        return f"{SPEC}\nmore: {{HF_TOKEN: {token}}}\n"
+
+    open_results(tmp_path, stub_spec(), text("marker-one")).release()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and "marker" in path.read_text()]
+    assert open_results(tmp_path, stub_spec(), text("marker-two")).resumed
+    assert fingerprint((tmp_path / "spec.yaml").read_text()) == fingerprint(text("marker-one"))

@@ -20,7 +20,7 @@ from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
 from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
-from sweeps.engines.sglang.launch_plan import LaunchPlan, plan_launch
+from sweeps.engines.sglang.launch_plan import LaunchPlan, missing_variables, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.state_history import StateHistory
 from sweeps.engines.sglang.state_plan import StatePlan
@@ -253,6 +253,11 @@ class SGLangEngine:
             reap_scratch(self._node_folder, self._node_folder / "leases")
 
     def _start(self, configuration: Configuration, states: StatePlan | None) -> LiveServer:
+        if missing := missing_variables(self._spec, os.environ):
+            names = ", ".join(missing)
+            raise EngineError(
+                f"engine.inherit: {names} is not set on {socket.gethostname()}", stage="plan", kind="invalid_config"
+            )
         self._logs.mkdir(parents=True, exist_ok=True)
         plan = plan_launch(
             self._spec,
@@ -290,9 +295,8 @@ class SGLangEngine:
 
     def _write_record(self, plan: LaunchPlan, log_path: Path) -> None:
         """What was started, beside the server's log: the command, and how the variables differ from this process's."""
-        own = {name: value for name, value in plan.environment.items() if os.environ.get(name) != value}
-        record = {"command": plan.command, "environment": own, "removed": plan.removed}
-        log_path.with_suffix(".launch.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+        record = json.dumps(plan.record(os.environ), indent=2)
+        log_path.with_suffix(".launch.json").write_text(record, encoding="utf-8")
 
     def _is_stopping(self) -> bool:
         return self._stop_request is not None and self._stop_request.exists()

@@ -12,7 +12,13 @@ import pyarrow.compute as pc
 
 from sweeps.engines.base import Evidence
 from sweeps.engines.env_sources import nccl_conf_files
-from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
+from sweeps.engines.evidence import (
+    RankFacts,
+    all_reduce_backend,
+    grade_arguments,
+    grade_environment,
+    redacted_evidence,
+)
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.probe_link import Handshake
 from sweeps.engines.sglang.server_log import resolved_arguments
@@ -63,7 +69,8 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     # The communicator of a set may serve a state with custom all-reduce and one without. Its log then holds the decode
     # operations of the latter, so only the arguments tell for a state with custom all-reduce.
     all_reduce = all_reduce_backend(resolved, log, facts if state is None or not state.custom else ())
-    requested = {**plan.requested, **dict(live.configuration.nccl_env)}
+    launched = {name: plan.environment.get(name, value) for name, value in plan.requested.items()}
+    requested = {**launched, **dict(live.configuration.nccl_env)}
     rows = grade_environment(
         {name: value for name, value in requested.items() if name != "PYTHONPATH"},
         facts,
@@ -79,7 +86,7 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     )
     if state is not None:
         arguments = tuple(_explain_switch(row, state) for row in arguments)
-    return (*rows, *arguments), all_reduce
+    return redacted_evidence((*rows, *arguments)), all_reduce
 
 
 def _requested_arguments(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sweeps.engines.command import (
     DEFAULT_PORT,
+    NEVER_INHERITED,
     OTHER_INTERPRETERS,
     launch_command,
     launch_environment,
@@ -15,6 +16,7 @@ from sweeps.engines.command import (
     server_arguments,
 )
 from sweeps.engines.sglang.state_plan import StatePlan
+from sweeps.redaction import redacted_variables, redacted_words, reference
 from sweeps.spec.model import Scalar, SweepSpec
 from sweeps.spec.space import Configuration
 
@@ -40,13 +42,31 @@ class LaunchPlan:
     command: tuple[str, ...]
     """Every word of the command."""
     requested: Mapping[str, str]
-    """Variables that the spec and the launched configuration set; a state's NCCL set is not among them."""
+    """Variables that the spec and the launched configuration set; a state's NCCL set is not among them.
+
+    `${NAME}` stands for what is inherited (`engine.inherit`).
+    """
     environment: Mapping[str, str]
     """All variables of the server process: `requested`, the probe's own, and what is inherited."""
     removed: tuple[str, ...]
     """Inherited variables that were left out, sorted."""
     num_ranks: int
     """Scheduler processes: tensor parallel x pipeline parallel."""
+
+    def record(self, own: Mapping[str, str]) -> dict[str, object]:
+        """What was started, as others may read it: the command, and how the variables differ from `own`."""
+        differing = {name: value for name, value in self.environment.items() if own.get(name) != value}
+        return {
+            "command": redacted_words(self.command),
+            "environment": redacted_variables(differing),
+            "removed": self.removed,
+        }
+
+
+def missing_variables(spec: SweepSpec, inherited: Mapping[str, str]) -> list[str]:
+    """The variables that the server shall inherit and that this process does not have."""
+    named = [*spec.engine.inherit, *(name for name, value in spec.engine.env.items() if value == reference(name))]
+    return [name for name in named if name not in inherited]
 
 
 def plan_launch(
@@ -73,8 +93,9 @@ def plan_launch(
     requested = launch_environment(spec, launched)
     ranks = num_ranks(spec, configuration)
     kept, removed = _without_swept(spec, inherited)
-    environment = {**_FAST_CRASH, **kept, **requested}
-    environment |= _probe_variables(folder, requested)
+    filled = _filled_in(requested, inherited)
+    environment = {**_FAST_CRASH, **kept, **filled}
+    environment |= _probe_variables(folder, filled)
     if ranks > 1 and "NCCL_DEBUG" not in environment:
         replays_graphs = arguments.get("disable-cuda-graph") is not True
         environment |= nccl_log_settings(folder, replays_graphs=replays_graphs)
@@ -107,13 +128,19 @@ def nccl_log_settings(folder: Path, *, replays_graphs: bool) -> dict[str, str]:
     }
 
 
+def _filled_in(requested: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
+    """`requested` with the values of inherited variables; those that are missing are left out."""
+    filled = {name: inherited.get(name) if value == reference(name) else value for name, value in requested.items()}
+    return {name: value for name, value in filled.items() if value is not None}
+
+
 def _without_swept(spec: SweepSpec, inherited: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Inherited variables that the sweep sets nowhere, and the names of the others, sorted.
 
     A variable that one configuration sets must be absent from a configuration that does not set it.
     """
     swept = {name for variables in spec.nccl_sets.values() for name in variables}
-    swept |= {*spec.search.env, *spec.engine.env, *OTHER_INTERPRETERS}
+    swept |= {*spec.search.env, *spec.engine.env, *OTHER_INTERPRETERS, *NEVER_INHERITED}
     kept = {name: value for name, value in inherited.items() if name not in swept}
     return kept, tuple(sorted(swept & set(inherited)))
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sweeps.choices import nearest
 from sweeps.engines.base import Kind, Stage
 from sweeps.spec.document import SpecError
+from sweeps.spec.yaml_text import parse, read_text
 
 PROFILES = Path(__file__).parents[2] / "machines"
 """Where profiles are looked up by name."""
@@ -266,15 +266,12 @@ def read_profile(machine: str) -> MachineProfile:
         guess = nearest(machine, names)
         hint = f"; did you mean {guess}?" if guess else ""
         raise SpecError(f"engine.machine: no profile {machine!r}; there are {', '.join(names)}{hint}")
-    return parse_profile(path.read_text(encoding="utf-8"), source=str(path))
+    return parse_profile(read_text(path), source=str(path))
 
 
 def parse_profile(text: str, *, source: str) -> MachineProfile:
     """Check profile text; `source` is named in errors. Raises SpecError."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError(f"{source}: not valid YAML: {error}") from error
+    document, _ = parse(text, source=source)
     if not isinstance(document, dict):
         raise SpecError(f"{source}: wanted the mapping of a machine profile, got {type(document).__name__}")
     sources: dict[str, str] = {}

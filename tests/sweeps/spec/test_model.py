@@ -331,3 +331,42 @@ def test_defaults_pass_their_own_checks() -> None:
 
 def test_every_engine_that_a_spec_may_name_has_facts_and_can_be_opened() -> None:
     assert set(ENGINE_KINDS) == set(OPENERS) == set(get_args(EngineKind))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"engine": {"args": {"api-key": "x"}}}, "the sweep sets this argument: the load client sends none"),
+        ({"engine": {"args": {"admin_api_key": "x"}}}, "the sweep sets this argument"),
+        ({"engine": {"args": {"ssl-keyfile": "x"}}}, "the load client speaks plain HTTP"),
+        ({"engine": {"args": {"nnodes": 2}}}, "one server on the GPUs of one node"),
+        ({"engine": {"args": {"storage-access-key": "x"}}}, "every user of the machine can read a command line"),
+        ({"search": {"env": {"HF_TOKEN": ["a", "b"]}}}, "wanted no secret as a dimension"),
+        ({"search": {"args": {"hf-auth-token": ["a"]}}}, "every user of the machine can read a command line"),
+        ({"engine": {"inherit": ["A B"]}}, "wanted the name of an environment variable"),
+        ({"engine": {"inherit": ["RAY_AUTH_TOKEN"]}}, "whoever has it may run code on the cluster"),
+        ({"engine": {"inherit": ["A"], "env": {"A": "1"}}}, "A is set in engine.env too"),
+        ({"engine": {"env": {"A": "x\0"}}}, r"wanted printable text, got the character \x00"),
+    ],
+)
+def test_doors_of_a_spec_are_closed(change: dict[str, dict[str, Any]], told: str) -> None:
+    document: dict[str, Any] = yaml.safe_load(DOORS)
+    for section, keys in change.items():
+        for key, value in keys.items():
+            document[section][key] = value
+    with pytest.raises(SpecError) as caught:
+        parse_spec(yaml.safe_dump(document), source="s")
+    assert told in str(caught.value)
+
+
+def test_a_secret_of_the_wrong_shape_is_not_shown() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(DOORS + "HF_TOKEN: marker\n", source="s")
+    assert "marker" not in str(caught.value)
+
+
+DOORS = """
+sweep: s
+engine: {kind: simulated, machine: h200-nvlink-x8}
+search: {num_steps: [0]}
+"""

@@ -369,3 +369,52 @@ def test_a_draft_that_is_never_accepted_is_inert(faulty: Faulty) -> None:
     inert = measured(faulty, "draft_inert", "t0000", num_steps=2, output_tokens=30)
     assert (inert.status, inert.kind) == ("failed", "draft_inert")
     assert len(read_table(ResultsFolder(faulty.folder / "results"), "blocks")) == 4
+
+
+_LOOKS = (
+    "import os, sys\n"
+    "assert os.environ['HF_TOKEN'] == 'written-marker'[::-1], 'a wrong value'\n"
+    "assert os.environ['WANDB_API_KEY'] == 'inherited-marker'[::-1], 'a wrong value'\n"
+)
+_SERVES = _LOOKS + "sys.argv = sys.argv[1:]\nexec(compile(open(sys.argv[0]).read(), sys.argv[0], 'exec'))"
+_TELLS = _LOOKS + "raise RuntimeError('no login with ' + os.environ['HF_TOKEN'] + ' ' + os.environ['WANDB_API_KEY'])"
+
+
+@pytest.mark.parametrize(("script", "status"), [(_SERVES, "completed"), (_TELLS, "failed")])
+def test_a_secret_reaches_the_server_and_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: str
+) -> None:
+    """Tables, launch record, outcome and report; what the server itself prints stays in its log."""
+    monkeypatch.setenv("WANDB_API_KEY", "inherited-marker"[::-1])
+    told = {"HF_TOKEN": "written-marker"[::-1], "http_proxy": "http://user:rekram-word@proxy"}
+    launcher = (sys.executable, "-I", "-S", "-c", script, str(STUB))
+    server = replace(SPEC.engine, env=told, inherit=("WANDB_API_KEY",), launcher=launcher)
+    folder = ResultsFolder(tmp_path / "results")
+    engine = SGLangEngine(replace(SPEC, engine=server), logs=folder.root / "logs", node_folder=tmp_path / "node")
+    blocks = plan_blocks(SPEC.workload, folder=Path())
+    context = TrialContext(sweep_id="s", folder=folder, blocks=blocks, num_gpus=2, server=server)
+    configuration = next(each for each in Space(SPEC).configurations() if each.num_steps == 2)
+    measurement = Measurement(HeldEngine(engine), plan(configuration, Space(SPEC)), context)
+    outcome = None
+    while not isinstance(outcome, Outcome):
+        outcome = measurement.advance()
+    measurement.close_engine()
+    assert outcome.status == status, outcome.reason
+    tables = {table: read_table(folder, table).to_pylist() for table in ("trials", "evidence", "events")}
+    assert "rekram" not in str((tables, outcome))
+    records = [path.read_text() for path in folder.root.rglob("*.launch.json")]
+    assert "rekram" not in str(records)
+    assert '"HF_TOKEN": "${HF_TOKEN}"' in records[0]
+    if status == "completed":
+        seen = {row["setting"]: (row["requested"], row["seen"], row["grade"]) for row in tables["evidence"]}
+        assert seen["env.HF_TOKEN"] == ("${HF_TOKEN}", "${HF_TOKEN}", "seen")
+        assert seen["env.WANDB_API_KEY"] == ("${WANDB_API_KEY}", "${WANDB_API_KEY}", "seen")
+        assert seen["env.http_proxy"][1] == "http://***@proxy"
+
+
+def test_a_variable_that_is_to_be_inherited_and_is_not_there_is_named(tmp_path: Path) -> None:
+    spec = replace(SPEC, engine=replace(SPEC.engine, inherit=("HF_TOKEN_OF_NOBODY",)))
+    engine = SGLangEngine(spec, logs=tmp_path / "logs", node_folder=tmp_path / "node")
+    with pytest.raises(EngineError, match=r"engine\.inherit: HF_TOKEN_OF_NOBODY is not set on") as raised:
+        engine.launch(next(iter(Space(SPEC).configurations())))
+    assert raised.value.kind == "invalid_config"

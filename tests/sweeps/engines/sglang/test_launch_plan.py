@@ -14,7 +14,7 @@ from sweeps.engines.command import (
     recorded_environment,
     recorded_removals,
 )
-from sweeps.engines.sglang.launch_plan import PROBE_FOLDER, plan_launch
+from sweeps.engines.sglang.launch_plan import PROBE_FOLDER, missing_variables, plan_launch
 from sweeps.engines.sglang.state_plan import plan_states
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
@@ -193,3 +193,33 @@ def test_a_pinned_sweep_simulates_acceptance_as_its_spec_says() -> None:
         assert set(inherited) <= set(recorded_environment(own, configuration))
         lengths = {0: None, 1: 2.0, 3: 2.5}
         assert pinned_accept_length(own, configuration) == lengths[configuration.num_steps]
+
+
+def test_no_server_gets_what_opens_the_cluster() -> None:
+    """A token of Ray lets its holder run code on every node; the server and what it loads need none."""
+    inherited = {"RAY_AUTH_TOKEN": "marker", "RAY_AUTH_TOKEN_PATH": "/marker", "RAY_AUTH_MODE": "token", "A": "b"}
+    plan = plan_launch(spec(), configuration(1), folder=Path("/f"), inherited=inherited)
+    assert not [name for name, value in plan.environment.items() if "marker" in value]
+    assert plan.environment["A"] == "b"
+    assert recorded_removals(plan.removed) == ()
+
+
+def test_inherited_and_written_secrets_reach_the_server_and_no_record() -> None:
+    text = SPEC.format(algorithm="EAGLE3").replace(
+        "  env: {PYTHON",
+        "  inherit: [HF_TOKEN, PLAIN]\n  env: {MY_PASSWORD: marker-written, WANDB_API_KEY: '${WANDB_API_KEY}', PYTHON",
+    )
+    asked = parse_spec(text, source="test")
+    assert missing_variables(asked, {"PLAIN": "x"}) == ["HF_TOKEN", "WANDB_API_KEY"]
+    own = {"HF_TOKEN": "marker-inherited", "PLAIN": "marker-plain", "WANDB_API_KEY": "marker-key"}
+    plan = plan_launch(asked, configuration(1), folder=Path("/f"), inherited=own)
+    wanted = {**own, "MY_PASSWORD": "marker-written"}
+    assert {name: plan.environment[name] for name in wanted} == wanted
+    records = (
+        recorded_environment(asked, configuration(1)),
+        recorded_command(asked, configuration(1)),
+        plan.record(own),
+    )
+    assert "marker" not in str(records)
+    assert records[0]["HF_TOKEN"] == "${HF_TOKEN}"
+    assert records[0]["PLAIN"] == "${PLAIN}"
