@@ -24,6 +24,7 @@ from ray_jobs.allreduce_table import (
 from sweeps.engines.command import PROJECT
 from sweeps.engines.env_sources import ConfFile, nccl_conf_files
 from sweeps.engines.sglang.launch_plan import plan_launch
+from sweeps.redaction import redacted
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 
@@ -169,7 +170,7 @@ def _conf_files(files: Sequence[ConfFile]) -> Iterator[Check]:
 def _inherited(spec: SweepSpec, inherited: Mapping[str, str], removed: Sequence[str]) -> Iterator[Check]:
     """Variables that a server would get from this node without the spec saying so."""
     kept = [
-        f"{name}={inherited[name]}"
+        f"{name}={redacted(name, inherited[name])}"
         for name in sorted(inherited)
         if name.startswith(("NCCL_", "SGLANG_")) and name not in removed
     ]

@@ -380,10 +380,8 @@ _SERVES = _LOOKS + "sys.argv = sys.argv[1:]\nexec(compile(open(sys.argv[0]).read
 _TELLS = _LOOKS + "raise RuntimeError('no login with ' + os.environ['HF_TOKEN'] + ' ' + os.environ['WANDB_API_KEY'])"
 
 
-@pytest.mark.parametrize(("script", "status"), [(_SERVES, "completed"), (_TELLS, "failed")])
-def test_a_secret_reaches_the_server_and_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: str
-) -> None:
+@pytest.mark.parametrize("script", [_SERVES, _TELLS])
+def test_a_secret_reaches_the_server_and_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Tables, launch record, outcome and report; what the server itself prints stays in its log."""
     monkeypatch.setenv("WANDB_API_KEY", "inherited-marker"[::-1])
     told = {"HF_TOKEN": "written-marker"[::-1], "http_proxy": "http://user:rekram-word@proxy"}
@@ -399,13 +397,13 @@ def test_a_secret_reaches_the_server_and_no_table(
     while not isinstance(outcome, Outcome):
         outcome = measurement.advance()
     measurement.close_engine()
-    assert outcome.status == status, outcome.reason
+    assert ("no login with *** ***" in str(outcome.reason)) is (script == _TELLS), outcome.reason
     tables = {table: read_table(folder, table).to_pylist() for table in ("trials", "evidence", "events")}
     assert "rekram" not in str((tables, outcome))
     records = [path.read_text() for path in folder.root.rglob("*.launch.json")]
     assert "rekram" not in str(records)
     assert '"HF_TOKEN": "${HF_TOKEN}"' in records[0]
-    if status == "completed":
+    if script == _SERVES:
         seen = {row["setting"]: (row["requested"], row["seen"], row["grade"]) for row in tables["evidence"]}
         assert seen["env.HF_TOKEN"] == ("${HF_TOKEN}", "${HF_TOKEN}", "seen")
         assert seen["env.WANDB_API_KEY"] == ("${WANDB_API_KEY}", "${WANDB_API_KEY}", "seen")
