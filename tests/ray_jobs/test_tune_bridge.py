@@ -14,7 +14,7 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
-from ray_jobs.ray_settings import LOCAL_SETTINGS, RAY_SETTINGS
+from ray_jobs.ray_settings import RAY_SETTINGS
 from ray_jobs.trial_actor import SweepRun, SweepTrainable, check_visible_gpus
 from ray_jobs.tune_bridge import exclusive_cpus, run_study
 from sweeps.engines.base import Engine
@@ -37,9 +37,13 @@ pytestmark = pytest.mark.ray
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
+OPEN = {"RAY_AUTH_MODE": "disabled"}
+"""Ray reads its mode when it is imported, and this module has imported it without a token."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    settings = {**RAY_SETTINGS, **LOCAL_SETTINGS}
+    settings = {**RAY_SETTINGS, **OPEN}
     kept = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     ray.init(address="local", num_cpus=2, num_gpus=8, include_dashboard=False, log_to_driver=False)
@@ -51,7 +55,7 @@ def _cluster() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quiet_tune(monkeypatch: pytest.MonkeyPatch, _clean_environment: None) -> None:
-    for name, value in {**RAY_SETTINGS, **LOCAL_SETTINGS}.items():
+    for name, value in {**RAY_SETTINGS, **OPEN}.items():
         monkeypatch.setenv(name, value)
 
 
