@@ -36,15 +36,15 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
         if options.command == "server-log":
             return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
-            return _verdict(options.results, as_json=options.json)
-        return _report(options.results, options.out or options.results / "report.html")
+            return _verdict(options.results, as_json=options.json, strict=options.strict)
+        return _report(options.results, options.out or options.results / "report.html", strict=options.strict)
     except (TableError, ValueError) as error:
         print_error(error)
         return 2
 
 
-def _report(results: Path, out: Path) -> int:
-    judged = verdict(load(results))
+def _report(results: Path, out: Path, *, strict: bool) -> int:
+    judged = verdict(load(results, strict=strict))
     try:
         write_report(judged, out)
     except OSError as error:
@@ -54,8 +54,8 @@ def _report(results: Path, out: Path) -> int:
     return 0
 
 
-def _verdict(results: Path, *, as_json: bool) -> int:
-    judged = verdict(load(results))
+def _verdict(results: Path, *, as_json: bool, strict: bool) -> int:
+    judged = verdict(load(results, strict=strict))
     if as_json:
         print(json.dumps(document(judged), indent=2, allow_nan=False))
     else:
@@ -132,6 +132,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     judged = commands.add_parser("verdict", help="the verdicts, for people or programs")
     judged.add_argument("results", type=Path, help="a results folder")
     judged.add_argument("--json", action="store_true", help="as JSON")
+    for command in (report, judged):
+        command.add_argument("--strict", action="store_true", help="a damaged file is an error, not an exclusion")
     even = commands.add_parser("break-even", help="the accept length and accuracy that a cycle time asks for")
     even.add_argument("--cycle-ms", type=float, required=True, help="one draft, verify, extend cycle")
     even.add_argument("--baseline-tok-s", type=float, required=True, help="throughput without speculation")

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
     try:
-        study = _study(spec, space, opened, num_blocks=spec.workload.blocks * len(spec.workload.concurrency))
+        study = open_sweep(spec, space, opened, num_blocks=spec.workload.blocks * len(spec.workload.concurrency))
         if opened.resumed and study.trials_left == 0 and study.ask() is None:
             _conclude(SweepProgress(study), opened)
             return 0
@@ -110,7 +110,8 @@ def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
     progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
 
 
-def _study(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
+def open_sweep(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
+    """The study of an opened folder, as far as its tables go; what is damaged in them is printed and left out."""
     recover(opened.folder, num_blocks=num_blocks)
     earlier = read_earlier(opened.folder, space, sweep_id=opened.sweep_id)
     storage, rebuilt = open_study(opened.folder.study, spec, space, earlier)

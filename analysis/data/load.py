@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,14 @@ import pyarrow as pa
 
 from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
+from analysis.data.sound import SoundTables, read_sound
 from analysis.data.unread import with_twins
-from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError, read_table
+from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
 
 _CLOCK_TOLERANCE = 0.02
 _CROWDED = 0.6
 """Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
+_READ = ("trials", "blocks", "anchors", "requests", "kernels", "evidence")
 _SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
 
 
@@ -26,11 +29,11 @@ class Excluded:
     """Something that was tried or measured and takes no part in the comparisons."""
 
     what: str
-    """`trial` or `blocks`."""
+    """`trial`, `blocks`, or `file`: a damaged file of the folder, named in `reason`."""
     trial_id: str
     label: str
     kind: str
-    """`invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `suspect` (blocks that break a rule of
+    """`damaged`; `invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `suspect` (blocks that break a rule of
     `sweeps.results.plausible`); `interrupted` (the driver died or was stopped); `superseded` (another attempt or a
     later trial stands for it)."""
     reason: str
@@ -78,16 +81,21 @@ class Results:
         return "pinned" in self.all_trials["acceptance"].to_list()
 
 
-def load(root: str | Path) -> Results:
-    """Read a results folder. Raises TableError, one line, if it is missing, damaged, foreign or still empty."""
+def load(root: str | Path, *, strict: bool = False) -> Results:
+    """Read a results folder. Damaged files cost their own rows and are `excluded`.
+
+    Args:
+        strict: damage is an error.
+
+    Raises TableError, one line, if the folder is missing, foreign, without a readable trial, or damaged and `strict`.
+    """
     folder = _folder(Path(root))
     manifest = _manifest(folder)
-    every = _frame(folder, "trials")
-    if every.is_empty():
-        wanted = folder.root / "tables" / "trials"
-        raise TableError(f"{root}: no trial has ended yet; wanted at least one part in {wanted}")
-    read = ("blocks", "anchors", "requests", "kernels", "evidence")
-    return _results(folder.root, manifest, {"trials": every, **{name: _frame(folder, name) for name in read}})
+    read = read_sound(folder, _READ, sweep_id=str(manifest["sweep_id"]))
+    if strict and read.damaged:
+        raise TableError(f"--strict: {root}: {len(read.damaged)} files are damaged; the first: {read.damaged[0]}")
+    found = _results(folder.root, manifest, read.frames)
+    return replace(found, excluded=(*_damage(read), *found.excluded))
 
 
 def from_tables(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], *, root: Path = Path()) -> Results:
@@ -154,10 +162,12 @@ def gpu_seconds(results: Results) -> dict[str, float]:
 
 
 def read_frames(root: Path) -> dict[str, pl.DataFrame]:
-    """Every table as it was recorded, by name. Raises TableError."""
+    """Every table as it was recorded, by name; a damaged file is left out with a warning. Raises TableError."""
     folder = _folder(root)
-    _manifest(folder)
-    return {table: _frame(folder, table) for table in TABLES}
+    read = read_sound(folder, tuple(TABLES), sweep_id=str(_manifest(folder)["sweep_id"]))
+    for damage in read.damaged:
+        warnings.warn(f"{root}: {damage}", stacklevel=3)
+    return dict(read.frames)
 
 
 def _folder(root: Path) -> ResultsFolder:
@@ -182,12 +192,12 @@ def _manifest(folder: ResultsFolder) -> dict[str, Any]:
     return manifest
 
 
-def _frame(folder: ResultsFolder, table: str) -> pl.DataFrame:
-    try:
-        return _polars(read_table(folder, table))
-    except (pa.ArrowException, OSError) as error:
-        first_line = str(error).splitlines()[0]
-        raise TableError(f"{folder.root}: a part of `{table}` cannot be read: {first_line}") from error
+def _damage(read: SoundTables) -> Iterator[Excluded]:
+    labels = dict(read.frames["trials"].select("trial_id", "label").iter_rows())
+    for each in read.damaged:
+        trial_id = each.trial_id or ""
+        label = labels.get(trial_id, trial_id or each.file)
+        yield Excluded(what="file", trial_id=trial_id, label=label, kind="damaged", reason=str(each))
 
 
 def _polars(table: pa.Table) -> pl.DataFrame:
@@ -226,9 +236,10 @@ def _measured_again(row: Mapping[str, Any], latest: pl.DataFrame) -> tuple[str, 
     if row["kind"] != "interrupted":
         return None
     same = (pl.col("configuration_id") == row["configuration_id"]) & (pl.col("role") == row["role"])
-    later = latest.filter(
-        same & pl.col("status").is_in(["completed", "pruned"]) & (pl.col("started_at") >= row["started_at"])
-    ).sort("started_at")
+    index = row["start_index"]
+    after = pl.col("started_at") >= row["started_at"] if index is None else pl.col("start_index") > index
+    later = latest.filter(same & pl.col("status").is_in(["completed", "pruned"]) & after)
+    later = later.sort("start_index", "started_at")
     return None if later.is_empty() else ("superseded", f"interrupted; measured again as {later['trial_id'][0]}")
 
 
@@ -271,7 +282,7 @@ def _sound_anchors(anchors: pl.DataFrame) -> pl.DataFrame:
 def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     """Add `launch` (trials that one server served share it) and `at_s` (seconds since the node's first trial)."""
     node = pl.col("node").fill_null("")
-    ordered = trials.with_columns(node=node).sort("node", "started_at", "started_s", "trial_id")
+    ordered = trials.with_columns(node=node).sort("node", "started_s", "trial_id")  # a wall clock may step back
     other_key = pl.col("launch_key") != pl.col("launch_key").shift(1).over("node")
     started_anew = pl.col("relaunched").fill_null(value=True) | other_key.fill_null(value=True)
     return ordered.with_columns(

@@ -255,7 +255,7 @@ def _left_out(verdict: SweepVerdict) -> str:
         items = "".join(f"<li>{escape(warning)}</li>" for warning in verdict.warnings)
         parts.append(f'<h3>Warnings</h3><ul class="notes">{items}</ul>')
     text = (
-        "Trials and blocks left out of the comparisons, and why."
+        "Trials, blocks and damaged files left out of the comparisons, and why."
         if others
         else "No trial was left out of the comparisons."
     )
@@ -265,7 +265,7 @@ def _left_out(verdict: SweepVerdict) -> str:
 def _exclusions(excluded: Sequence[Excluded]) -> str:
     rows = [
         f"<td>{escape(each.label)}<div class='why'>{escape(each.trial_id)}</div></td><td>{escape(each.kind)}</td>"
-        f"<td>{escape(each.reason)}{'' if each.what == 'trial' else f' ({each.count} blocks)'}</td>"
+        f"<td>{escape(each.reason)}{f' ({each.count} blocks)' if each.what == 'blocks' else ''}</td>"
         for each in excluded
     ]
     return _table(["configuration", "what happened", "why"], rows)

@@ -7,6 +7,7 @@ is right is what most controls say; where they do not agree, nobody fails by the
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from sweeps.engines.base import EngineError
 from sweeps.measure.records import TRIAL_LETTERS
+from sweeps.results.part_file import DamagedPartError
 from sweeps.results.tables import ResultsFolder, read_part
 
 INERT_CYCLES = 100
@@ -120,5 +122,8 @@ def control_outputs(folder: ResultsFolder) -> tuple[Outputs, ...]:
     """Heads of every control (trial ids `k...`) whose rows are in the folder."""
     pattern = f"{TRIAL_LETTERS['control']}*.parquet"
     parts = (path.stem.rpartition("-a") for path in sorted((folder.root / "tables" / "requests").glob(pattern)))
-    tables = [read_part(folder, "requests", trial_id=trial_id, attempt=int(attempt)) for trial_id, _, attempt in parts]
+    tables = []
+    for trial_id, _, attempt in parts:
+        with contextlib.suppress(DamagedPartError):  # the driver names it when it resumes, the report lists it
+            tables.append(read_part(folder, "requests", trial_id=trial_id, attempt=int(attempt)))
     return tuple(outputs for table in tables if (outputs := outputs_of(table.to_pylist())))

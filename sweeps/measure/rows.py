@@ -16,6 +16,7 @@ from sweeps.engines.summary import BlockSummary
 from sweeps.measure.block_facts import foreign_pids, probe_tokens
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
+from sweeps.results.part_file import DamagedPartError
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_parts, write_part
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.names import DRAFTING
@@ -138,7 +139,10 @@ def _free_suffix(folder: ResultsFolder, trial_id: str) -> str:
 
 def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
     """Why the driver pruned a trial; None if it did not."""
-    rows = read_part(folder, "events", trial_id=trial_id + DECISION_SUFFIX, attempt=1).to_pylist()
+    try:
+        rows = read_part(folder, "events", trial_id=trial_id + DECISION_SUFFIX, attempt=1).to_pylist()
+    except DamagedPartError:
+        return None  # the trial then counts as interrupted, and is measured again
     return str(rows[0]["detail"]) if rows else None
 
 

@@ -27,7 +27,7 @@ from sweeps.measure.output_check import (
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.redaction import without_values
-from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal
+from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal, set_aside
 from sweeps.results.nccl_acts import is_unread, variables_read
 from sweeps.results.plausible import suspect
 from sweeps.results.tables import ResultsFolder, TableError
@@ -399,25 +399,34 @@ def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) 
     """Write the parts of trials whose process died, from their journals. Returns their trial ids.
 
     A trial with a decision to prune is pruned, one with all its `num_blocks` blocks (at every concurrency) completed,
-    any other failed.
+    any other failed. A damaged journal gives what its whole lines hold; it is kept beside, with an event.
 
     Args:
         only: this trial alone, if others are running.
     """
     recovered = []
     for path in left_journals(folder):
-        rows = read_journal(path)
+        content = read_journal(path)
+        rows = content.rows
         if only is not None and (rows is None or rows.trial["trial_id"] != only):
             continue
         if rows is not None and not _is_written(folder, rows):
             trial_id = rows.trial["trial_id"]
+            if content.damaged_lines:
+                lines = ", ".join(map(str, content.damaged_lines))
+                rows.events.append(
+                    {**rows.keys, "at_s": rows.trial["ended_s"], "event": "journal_damaged", "detail": f"lines {lines}"}
+                )
             if (reason := prune_reason(folder, trial_id)) is not None:
                 rows.trial.update(status="pruned", reason=reason, stage=None, kind=None)
             elif len(rows.blocks) >= num_blocks and 2 * sum(map(_is_sound, rows.blocks)) >= len(rows.blocks):
                 rows.trial.update(status="completed", reason=None, stage=None, kind=None)
             rows.write(folder)
             recovered.append(trial_id)
-        path.unlink()
+        if content.damaged_lines:
+            set_aside(path)
+        else:
+            path.unlink()
     return tuple(recovered)
 
 

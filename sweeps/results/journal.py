@@ -1,6 +1,7 @@
 """What a trial has measured so far: appended and synced line by line, then turned into Parquet parts at its end.
 
-A killed process loses the block it was in and nothing before: the next run finds the journal and writes the parts.
+A killed process loses the block it was in and nothing before: the next run finds the journal and writes the parts. Each
+line is a JSON object, a tab, and the CRC-32 of the object's bytes; lines of older journals have no sum.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -83,8 +85,9 @@ class Journal:
         line: dict[str, object] = {"record": record, **content}
         if cycles is not None:
             line["cycles"] = _encode(cycles)
+        encoded = json.dumps(line, default=_plain).encode()
         with self._path.open("ab") as file:
-            file.write(json.dumps(line, default=_plain).encode() + b"\n")
+            file.write(encoded + f"\t{zlib.crc32(encoded):08x}\n".encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -93,24 +96,46 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def read_journal(path: Path) -> TrialRows | None:
-    """The rows of an attempt as far as its journal goes; a torn last line is dropped. None if nothing was begun.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalContent:
+    """What a journal tells."""
 
-    Raises ValueError if a line before the last is broken: that is no torn write but a damaged file.
-    """
+    rows: TrialRows | None
+    """As far as the lines go that are whole; None if nothing was begun."""
+    damaged_lines: tuple[int, ...]
+    """Counted from 1. A torn last line is no damage: its process was killed as it wrote."""
+
+
+def read_journal(path: Path) -> JournalContent:
+    """Read the journal of an attempt. A damaged line costs what it held."""
     rows: TrialRows | None = None
+    damaged = []
     lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            if number == len(lines) - 1:
-                break
-            raise ValueError(f"{path}: line {number + 1} is damaged: {error}") from error
-        rows = _replay(rows, record)
-    return rows
+            rows = _replay(rows, _parse(line))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException, OSError):
+            if number < len(lines):
+                damaged.append(number)
+    return JournalContent(rows=rows, damaged_lines=tuple(damaged))
+
+
+def _parse(line: bytes) -> Mapping[str, Any]:
+    """Raises ValueError for a line that is not what was written."""
+    content, tab, checksum = line.partition(b"\t")
+    if tab and checksum != f"{zlib.crc32(content):08x}".encode():
+        raise ValueError("the checksum does not fit")
+    record: Mapping[str, Any] = json.loads(content)
+    return record
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged journal, so that it is kept and not read again. Returns the new name."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    return aside
 
 
 def left_journals(folder: ResultsFolder) -> Sequence[Path]:
@@ -119,18 +144,23 @@ def left_journals(folder: ResultsFolder) -> Sequence[Path]:
 
 
 def _replay(rows: TrialRows | None, record: Mapping[str, Any]) -> TrialRows | None:
+    """Take one record. Everything that may be damaged is looked at before anything is taken."""
+    is_block = record["record"] == "block"
+    block, requests = (record["block"], [*record["requests"]]) if is_block else (None, [])
+    cycles = _decode(record["cycles"]) if is_block else None
+    others = {table: [*record.get(table, ())] for table in ("anchors", "evidence", "kernels", "events")}
     if "trial" in record:
         trial = {**record["trial"], "started_at": datetime.fromisoformat(record["trial"]["started_at"])}
         rows = rows or TrialRows(trial=trial)
         rows.trial = trial
     if rows is None:
         return None
-    if record["record"] == "block":
-        rows.blocks.append(record["block"])
-        rows.requests.extend(record["requests"])
-        rows.cycles.append(_decode(record["cycles"]))
-    for table in ("anchors", "evidence", "kernels", "events"):
-        getattr(rows, table).extend(record.get(table, ()))
+    if block is not None:
+        rows.blocks.append(block)
+        rows.requests.extend(requests)
+        rows.cycles.append(cycles)
+    for table, more in others.items():
+        getattr(rows, table).extend(more)
     return rows
 
 

@@ -102,6 +102,15 @@ def read_part_file(path: Path, table: str, schema: pa.Schema, *, version: int, c
     return PartRows(rows=rows, extra=tuple(name for name in have.names if name not in schema.names))
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file has a checksum and it fits. False also for files that are older than checksums."""
+    try:
+        content = _checked(path)
+    except DamagedPartError:
+        return False
+    return _SUM.search(content) is not None
+
+
 def _checked(path: Path) -> bytes:
     try:
         content = path.read_bytes()

@@ -23,6 +23,7 @@ from sweeps.results.part_file import (
     DamagedPartError,
     PartRows,
     TableError,
+    is_whole,
     read_part_file,
     write_part_file,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Parts",
     "ResultsFolder",
     "TableError",
+    "find_damage",
     "read_part",
     "read_parts",
     "read_table",
@@ -293,7 +295,8 @@ class ResultsFolder:
     @property
     def is_packed(self) -> bool:
         """A packed recording is read, never written: parts of single trials are not found in it."""
-        return self.packed("trials").is_file()
+        packed = self.packed("trials")
+        return packed.is_file() and not _has_named_parts(packed.parent.glob("*.parquet"))
 
     def journal(self, trial_id: str, attempt: int) -> Path:
         """What Parquet does not yet hold while a trial runs."""
@@ -379,16 +382,23 @@ def read_parts(
 
     Raises TableError for a part of a newer version.
     """
+    return _read_parts(folder, table, _part_paths(folder, table), columns=columns, sweep_id=sweep_id)
+
+
+def _read_parts(
+    folder: ResultsFolder, table: str, paths: Sequence[Path], *, columns: Sequence[str] | None, sweep_id: str | None
+) -> Parts:
     names = TABLES[table].names if columns is None else [*(key.name for key in _KEYS), *columns]
     sound: list[pa.Table] = []
     damaged: list[Damage] = []
-    for path in sorted((folder.root / "tables" / table).glob("*.parquet")):
+    is_packed = not _has_named_parts(_part_paths(folder, table))
+    for path in paths:
         named = _NAME.fullmatch(path.stem)
         about: dict[str, Any] = {"file": path.relative_to(folder.root).as_posix()}
         about |= {"trial_id": named[1], "attempt": int(named[2])} if named else {}
         try:
             part = _read(path, table, names)
-            _check_keys(path, part.rows, about, packed=path == folder.packed(table), sweep_id=sweep_id)
+            _check_keys(path, part.rows, about, packed=is_packed and path == folder.packed(table), sweep_id=sweep_id)
             rows = _unique(path, table, part.rows)
         except DamagedPartError as error:
             damaged.append(Damage(**about, reason=error.reason, column=error.column))
@@ -403,6 +413,21 @@ def read_parts(
         sound.append(rows)
     schema = pa.schema([TABLES[table].field(name) for name in names])
     return Parts(rows=pa.concat_tables(sound) if sound else schema.empty_table(), damaged=tuple(damaged))
+
+
+def find_damage(folder: ResultsFolder, table: str) -> tuple[Damage, ...]:
+    """Damaged parts of a table, without reading what whole ones hold."""
+    suspects = [path for path in _part_paths(folder, table) if not is_whole(path)]
+    return _read_parts(folder, table, suspects, columns=[], sweep_id=None).damaged
+
+
+def _has_named_parts(paths: Iterable[Path]) -> bool:
+    """Whether parts of single attempts are among the files: a packed part has none beside it."""
+    return any(_NAME.fullmatch(path.stem) for path in paths)
+
+
+def _part_paths(folder: ResultsFolder, table: str) -> list[Path]:
+    return sorted((folder.root / "tables" / table).glob("*.parquet"))
 
 
 def _read(path: Path, table: str, columns: Sequence[str]) -> PartRows:

@@ -46,21 +46,43 @@ def test_a_torn_last_line_costs_its_block_only(tmp_path: Path, lost_bytes: int) 
     journal = measured(tmp_path, num_blocks=2)
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-lost_bytes])
-    rows = read_journal(journal)
+    rows = read_journal(journal).rows
     assert rows is not None
     # Only the line's end is missing: the record itself is whole.
     assert len(rows.blocks) == (2 if lost_bytes == 1 else 1)
 
 
-def test_damage_before_the_last_line_is_an_error(tmp_path: Path) -> None:
-    journal = measured(tmp_path, num_blocks=2)
+@pytest.mark.parametrize("damage", ["cut", "no JSON", "a list", "one digit"])
+def test_a_damaged_line_costs_what_it_held_and_the_journal_is_kept(tmp_path: Path, damage: str) -> None:
+    journal = measured(tmp_path, num_blocks=3)
     lines = journal.read_bytes().split(b"\n")
-    journal.write_bytes(b"\n".join([lines[0], lines[1][:50], *lines[2:]]))
-    with pytest.raises(ValueError, match="line 2 is damaged"):
-        read_journal(journal)
+    (second,) = [number for number, line in enumerate(lines) if b'"block_index": 1' in line]
+    lines[second] = {
+        "cut": lines[second][:50],
+        "no JSON": b"{" + lines[second],
+        "a list": b"[1, 2]",
+        "one digit": lines[second].replace(b'"wall_s": 5.0', b'"wall_s": 6.0'),
+    }[damage]
+    journal.write_bytes(b"\n".join(lines))
+
+    assert read_journal(journal).damaged_lines == (second + 1,)
+    folder = ResultsFolder(tmp_path)
+    assert recover(folder, num_blocks=6) == ("t0000",)
+    assert read_table(folder, "blocks")["block_index"].to_pylist() == [0, 2]
+    assert read_table(folder, "trials")["kind"].to_pylist() == ["interrupted"]
+    assert read_table(folder, "events")["detail"].to_pylist() == [f"lines {second + 1}"]
+    assert [path.name for path in journal.parent.iterdir()] == ["t0000-a1.jsonl.damaged"]
+    assert recover(folder, num_blocks=6) == ()
+
+
+def test_a_journal_whose_beginning_is_lost_is_no_trial(tmp_path: Path) -> None:
+    journal = measured(tmp_path, num_blocks=1)
+    journal.write_bytes(b"\0" * journal.stat().st_size + b"\n")
+    assert recover(ResultsFolder(tmp_path), num_blocks=6) == ()
+    assert "t0000" in ResultsFolder(tmp_path).names_in_use()
 
 
 def test_an_empty_journal_is_no_trial(tmp_path: Path) -> None:
     path = tmp_path / "t0000-a1.jsonl"
     path.write_bytes(b"")
-    assert read_journal(path) is None
+    assert read_journal(path).rows is None
