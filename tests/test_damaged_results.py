@@ -191,7 +191,7 @@ def column_as(name: str, kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
     ("change", "said", "is_lost"),
     [
         (column_as("tok_s", pa.string()), "column tok_s: is string, wanted double", True),
-        (lambda table: table.drop(["tok_s"]), "has no column tok_s", True),
+        (lambda table: table.drop(["wall_s"]), "has no column wall_s", True),
         (lambda table: table.slice(0, 0), "holds no rows", True),
         (lambda table: table.slice(0, 2), "has 2 of the 6 blocks", False),
         (lambda table: pa.concat_tables([table, table]), "6 rows are there twice", False),
