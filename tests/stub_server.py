@@ -15,6 +15,9 @@ Faults are named in the variable STUB_FAULT, several with commas, arguments afte
     draft_tokens, draft_inert, wrong_output             runs, but not as asked
     no_handshake, half_cycles                           the probe is absent; its answer is torn
     no_states, states_fit:N                             the server has no states; the memory holds the first N of them
+    lie:NAME                                            answers what cannot be true (`stub_lies` lists them)
+    talks_at_load                                       never ends loading, and says so all the time
+    busy:SECONDS                                        says 400 to a flush and 429 to a generation for so long
     set_fails:NAME, set_hangs:NAME                      the communicator of an NCCL set does not come up; it hangs
 """
 
@@ -33,6 +36,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))  # the stub runs with -I
+from stub_lies import CYCLES, LIES, TOKENS, Stream  # type: ignore[import-not-found]
+
 VERSION = "0.5.21"
 CYCLE_COLUMNS = (
     "started_ms", "draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms", "batch_size",
@@ -42,7 +48,7 @@ FAULTS = (
     "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "hang_at", "slow_ready",
     "dead_verify", "crash_in_block", "hang_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject",
     "unread", "protocol", "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
-    "no_zero_state", "no_states", "set_fails", "set_hangs", "states_fit",
+    "no_zero_state", "no_states", "set_fails", "set_hangs", "states_fit", "lie", "busy", "talks_at_load",
 )  # fmt: skip
 
 
@@ -63,6 +69,18 @@ class Faults:
         unknown = set(self._arguments) - set(FAULTS)
         if unknown:
             sys.exit(f"STUB_FAULT: unknown {sorted(unknown)}; there are {', '.join(FAULTS)}")
+        self.lie = self.argument("lie")
+        if self.lie and self.lie not in LIES:
+            sys.exit(f"STUB_FAULT: no lie {self.lie!r}; there are {', '.join(sorted(LIES))}")
+
+    @property
+    def is_busy(self) -> bool:
+        """Once a first generation has proven the server."""
+        return "busy" in self and Handler.requests_served > 0 and time.monotonic() < self.busy_until_s()
+
+    def busy_until_s(self) -> float:
+        self.first_busy_s = getattr(self, "first_busy_s", time.monotonic())
+        return self.first_busy_s + float(self.argument("busy"))
 
     def __contains__(self, name: str) -> bool:
         return name in self._arguments
@@ -119,7 +137,8 @@ class Server:
         """Greedy: a function of the prompt alone."""
         salt = "x" if "wrong_output" in self.faults else ""
         draw = random.Random(prompt + salt)
-        return [draw.randrange(100, 30000) for _ in range(count)]
+        drawn = [draw.randrange(100, 30000) for _ in range(count)]
+        return TOKENS[self.faults.lie](drawn) if self.faults.lie in TOKENS else drawn
 
     def lengthen_last_cycle(self) -> None:
         """A cycle lasts until the next one starts, with whatever the host does in between."""
@@ -136,6 +155,8 @@ class Server:
         with self.lock:
             self.generations += 1
             accepted = 0 if "draft_inert" in self.faults else (self.generations * 7) % (steps + 1)
+            if self.faults.lie == "hardly_accepts":
+                accepted = int(self.generations % 100 == 0)
         if (pinned := os.environ.get("SGLANG_SIMULATE_ACC_LEN")) is not None:
             accepted = min(round(float(pinned)) - 1, steps)
         came = 1 + accepted
@@ -171,7 +192,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.path in ("/health", "/health_generate"):
             self._send({})
         elif self.path in ("/server_info", "/get_server_info"):
-            self._send(self.server_state.info())
+            lie = self.server_state.faults.lie
+            if lie == "info_is_html":
+                self._send_raw(b"<html><body>It works!</body></html>")
+            else:
+                self._send([1, 2, 3] if lie == "info_is_a_list" else self.server_state.info())
         else:
             self._send({"error": "not found"}, status=404)
 
@@ -180,6 +205,9 @@ class Handler(BaseHTTPRequestHandler):
         state = self.server_state
         if self.path == "/start_profile":
             write_trace(Path(body["output_dir"]))
+        if state.faults.is_busy:
+            self._send({"error": "requests are running"}, status=429 if self.path == "/generate" else 400)
+            return
         if self.path != "/generate":
             self._send({})
             return
@@ -199,12 +227,18 @@ class Handler(BaseHTTPRequestHandler):
         state = self.server_state
         prompt = json.dumps(body.get("input_ids", body.get("text")))
         wanted = int(body["sampling_params"]["max_new_tokens"])
+        lie = state.faults.lie if Handler.requests_served > 1 else ""  # the first proves the server
+        self.stream = Stream(lie)
+        wanted = wanted // 2 if lie == "answers_half" else wanted
         tokens = state.tokens(prompt, wanted)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         state.last_row = None
+        if lie == "comes_empty":
+            self._write(b"")
+            return
         done = 1  # prefill gives the first
         self._chunk(tokens[:done], prompt, finished=wanted == done)
         while done < wanted:
@@ -213,24 +247,31 @@ class Handler(BaseHTTPRequestHandler):
             if fatal == "crash_in_block" and done > wanted // 2:
                 die("RuntimeError: CUDA error: an illegal memory access was encountered")
             done += state.run_cycle(wanted - done)
+            if lie == "last_chunk_late" and done == wanted:
+                time.sleep(0.5)
             self._chunk(tokens[:done], prompt, finished=done == wanted)
         self._write(b"data: [DONE]\n\n")
         self._write(b"")
 
     def _chunk(self, tokens: list[int], prompt: str, *, finished: bool) -> None:
         meta = {
+            "id": f"{id(self.stream):x}-{Handler.requests_served}",
+            "cached_tokens": 0,
             "prompt_tokens": prompt.count(",") + 1,
             "completion_tokens": len(tokens),
             "finish_reason": {"type": "length"} if finished else None,
         }
-        self._write(f"data: {json.dumps({'output_ids': tokens, 'text': '', 'meta_info': meta})}\n\n".encode())
+        for line in self.stream.say({"output_ids": tokens, "text": "", "meta_info": meta}, finished=finished):
+            self._write(line)
 
     def _write(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
     def _send(self, content: Any, status: int = 200) -> None:
-        data = json.dumps(content).encode()
+        self._send_raw(json.dumps(content).encode(), status)
+
+    def _send_raw(self, data: bytes, status: int = 200) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -242,6 +283,8 @@ def rank_environment(faults: Faults) -> dict[str, str]:
     asked = set(os.environ.get("SPECSWEEP_PROBE_ENV", "").split(","))
     seen = {name: value for name, value in os.environ.items() if name.startswith("NCCL_") or name in asked}
     seen.setdefault("NCCL_CUMEM_ENABLE", "0")
+    if faults.lie == "simulates_acceptance":
+        seen["SGLANG_SIMULATE_ACC_LEN"] = "3"
     for fault in ("override", "inject"):
         name, _, value = faults.argument(fault).partition("=")
         if name and (fault == "inject" or name in seen):
@@ -272,7 +315,11 @@ def start_probe(state: Server) -> None:
             "environment": rank_environment(state.faults),
             "written_s": time.monotonic(),
         }
-        write(folder / f"handshake-{os.getpid() + rank}.json", json.dumps(content))
+        if state.faults.lie == "handshake_without_states":
+            del content["states"]
+        text = json.dumps(content)
+        torn = state.faults.lie == "handshake_torn"
+        write(folder / f"handshake-{os.getpid() + rank}.json", text[: len(text) // 2] if torn else text)
 
 
 def state_accounts(state: Server) -> dict[str, Any]:
@@ -345,6 +392,8 @@ def answer_commands(state: Server, folder: Path, rank: int) -> None:
             text = json.dumps(answer(state, rank, command))
             if "half_cycles" in state.faults and command["do"] == "take":
                 text = text[: len(text) // 2]
+            if state.faults.lie == "probe_answers_a_list" and command["do"] == "take":
+                text = "[1, 2]"
             write(folder / f"answer-{rank}-{command['id']}.json", text)
 
 
@@ -353,6 +402,8 @@ def answer(state: Server, rank: int, command: dict[str, Any]) -> dict[str, Any]:
     if do == "take":
         rows, state.cycles[rank] = state.cycles[rank], []
         columns = {name: [row[name] for row in rows] for name in CYCLE_COLUMNS}
+        if state.faults.lie in CYCLES and Handler.requests_served > 1:
+            columns = CYCLES[state.faults.lie](rank, columns)
         ran, state.ran[rank] = sorted(state.ran[rank]), set()
         return {"timer_kind": state.timer_kind, "dropped": 0, "states": ran, "cycles": columns}
     if do == "forget":
@@ -430,12 +481,19 @@ def boot(state: Server) -> None:
     if "hang_at_init" in faults:
         time.sleep(3600)
     if "no_algorithm" in faults:
-        sys.stdout.write("h:1:1 [0] NCCL WARN No algorithm/protocol available for function AllGather\n")
+        warning = "h:1:1 [0] NCCL WARN No algorithm/protocol available for function AllGather\n"
+        if pattern := os.environ.get("NCCL_DEBUG_FILE"):  # NCCL then writes nothing to stdout
+            Path(pattern.replace("%h", "stub").replace("%p", str(os.getpid()))).write_text(warning, encoding="utf-8")
+        else:
+            sys.stdout.write(warning)
         die("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
     say("Init torch distributed ends. elapsed=0.01 s, mem usage=0.00 GB")
     write_nccl_logs(state)
     say("Load weight begin. avail mem=139.11 GB")
     stand_still("load")
+    while "talks_at_load" in faults:
+        say("Loading safetensors checkpoint shards")
+        time.sleep(0.05)
     if "crash_at_load" in faults:
         die("RuntimeError: CUDA error: unspecified launch failure")
     if "host_oom" in faults:

@@ -27,6 +27,7 @@ Kind = Literal[
     "hang_nccl_init",
     "hang_in_verify",
     "hang",
+    "late",
     "draft_inert",
     "wrong_output",
     "implausible",

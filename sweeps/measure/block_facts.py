@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise, takewhile
 from operator import eq
+from statistics import median
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -133,6 +134,10 @@ def _cycle_facts(record: BlockRecord) -> CycleFacts | None:
         most_tokens=pc.max(per_request).as_py() if served.num_rows else 1.0,
         backward=sum(later < earlier for earlier, later in pairwise(starts)),
         span_ms=starts[-1] - starts[0],
+        median_ms=median(first["cycle_ms"].to_pylist()),
+        median_step_ms=median(
+            [later - earlier for earlier, later in pairwise(starts)] or first["cycle_ms"].to_pylist()
+        ),
         within_span_ms=pc.sum(first["cycle_ms"]).as_py() - first["cycle_ms"][-1].as_py(),
         first_start_s=starts[0] / 1000 if record.is_clock_shared else None,
         last_start_s=starts[-1] / 1000 if record.is_clock_shared else None,

@@ -27,6 +27,8 @@ layers hits frequent tokens by chance, 1 to 3 % of the time; a trained drafter f
 Nothing is lost: 5 % of tokens do not pay for the drafting and the wider verify."""
 COMPARED_AT_LEAST = 4
 _LEAST_SHARE = 0.5
+FEWEST_AGAINST_A_CONTROL = 2
+"""Earlier controls against which a further control is judged: with fewer, either may be the broken one."""
 
 Outputs = Mapping[tuple[int | None, int, str], str]
 """(concurrency, block index, prompt id) -> hash of the output's head."""

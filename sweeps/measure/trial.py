@@ -18,6 +18,7 @@ from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.measure.block_facts import allowed_rules, facts_of_block, shared_prefixes
 from sweeps.measure.ledger import Ledger
 from sweeps.measure.output_check import (
+    FEWEST_AGAINST_A_CONTROL,
     Outputs,
     control_outputs,
     outputs_of,
@@ -324,10 +325,18 @@ class Measurement:
         if self._context.checks.inert_draft == "refuse":
             refuse_inert_draft(self._rows.blocks)
         greedy = all(block.temperature == 0 for block in self._context.blocks)
-        if self._context.checks.wrong_output == "refuse" and self._trial.role != "control" and greedy:
+        if self._context.checks.wrong_output == "refuse" and greedy:
             if self._controls is None:
                 self._controls = control_outputs(self._context.folder)
-            refuse_wrong_output(outputs_of(self._rows.requests), self._controls)
+            if self._trial.role == "control" and len(self._controls) < FEWEST_AGAINST_A_CONTROL:
+                return
+            refuse_wrong_output(outputs_of(self._sound_requests()), self._controls)
+
+    def _sound_requests(self) -> list[Row]:
+        """Rows of `requests` whose block is not suspect."""
+        place = ("block_index", "concurrency")
+        lies = {tuple(row[name] for name in place) for row in self._rows.blocks if row["suspect"]}
+        return [row for row in self._rows.requests if tuple(row[name] for name in place) not in lies]
 
     def _trace(self, block: Block) -> None:
         wanted = {

@@ -62,6 +62,10 @@ class CycleFacts:
     """From the first start to the last, rank 0."""
     within_span_ms: float
     """Sum of the cycles that start in that span and are not its last, rank 0."""
+    median_ms: float
+    """Of the cycles, rank 0."""
+    median_step_ms: float
+    """Of the times from one start to the next, rank 0."""
     first_start_s: float | None = None
     """On the clock of the block; None if the two clocks are not the same."""
     last_start_s: float | None = None

@@ -132,7 +132,7 @@ def throughput(facts: BlockFacts) -> str | None:
     alone_s = facts.decode_tokens / length * cycle_s  # if each cycle served one request
     shared = alone_s / facts.decode_s
     least_s = alone_s / facts.at_once
-    fast_s = max((1 - _RATE) * least_s - max(2 * cycle_s, 0.010) * facts.waves, least_s / 4)
+    fast_s = max((1 - _RATE) * least_s - max(2 * cycle_s, 0.030) * facts.waves, least_s / 4)
     told = f"tok_s x cycle / accept length = {shared:.3g}"
     if facts.decode_s < fast_s:
         return f"{told} requests a cycle at concurrency {facts.concurrency}"
@@ -257,6 +257,8 @@ def cycle_clock(facts: BlockFacts) -> str | None:
     if cycles.backward:
         return f"{cycles.backward} cycles start before the one before them"
     assert facts.cycle_ms is not None
+    if abs(cycles.median_step_ms - cycles.median_ms) > 0.25 * max(cycles.median_step_ms, cycles.median_ms) + 0.5:
+        return f"a median of {cycles.median_ms:.4g} ms, but of {cycles.median_step_ms:.4g} ms from start to start"
     slack_ms = max(3 * facts.cycle_ms, 20.0)
     told = f"cycles of {cycles.within_span_ms:.6g} ms in {cycles.span_ms:.6g} ms between their starts"
     if cycles.within_span_ms > (1 + _RATE) * cycles.span_ms + slack_ms:

@@ -114,7 +114,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "throughput",
-        "0.9 <= tok_s x cycle_ms / accept_length <= concurrency x 1.1, and two cycles or 10 ms; above concurrency 1 "
+        "0.9 <= tok_s x cycle_ms / accept_length <= concurrency x 1.1, and two cycles or 30 ms; above concurrency 1 "
         "only a half below",
         "each cycle serves 1 to concurrency requests; recorded: 0.986 to 1.021. A read that comes late moves an end "
         "of the interval by a cycle or a time slice. Prefills of others take part of the time above concurrency 1",
@@ -161,8 +161,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "cycle_clock",
-        "cycles start in order, and their times sum to the time between their starts within 10 % and 3 cycles or 20 ms",
-        "a cycle lasts until the next one starts; prefills of further requests may come between",
+        "cycles start in order; from start to start is a cycle: medians within 25 % and 0.5 ms, sums within 10 % and 3 "
+        "cycles or 20 ms",
+        "a cycle lasts until the next one starts; prefills of further requests may come between, and a host starts GPU "
+        "work ahead of its turn. Recorded: medians 0.957 to 1.053, sums 1.000 to 1.021",
         breaches.cycle_clock,
     ),
     Rule(

@@ -293,8 +293,21 @@ class _Guard:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self.server_pid:
                     self.returncode = os.waitstatus_to_exitcode(ended[1])
+                    self._keep_warnings()
                     _tell(returncode=self.returncode)
         except ChildProcessError:
+            return
+
+    def _keep_warnings(self) -> None:
+        """NCCL's WARN lines into the server's log: its own files go with the scratch folder."""
+        if not self.request["scratch"]:
+            return
+        try:
+            with Path(self.request["log_path"]).open("ab") as log:
+                for path in sorted(Path(self.request["scratch"]).glob("nccl*.log")):
+                    lines = path.read_bytes().splitlines()
+                    log.writelines(line[:1000] + b"\n" for line in lines if b"NCCL WARN" in line)
+        except OSError:  # a full disk must not keep the end of the server from being told
             return
 
     def _members(self) -> set[Identity]:

@@ -6,32 +6,47 @@ import http.client
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sweeps.engines.base import EngineError, Stage
 from sweeps.engines.process.guard import ServerProcess
-from sweeps.engines.sglang.server_log import diagnose, stage_reached, startup_timings
+from sweeps.engines.sglang.log_follower import LogFollower
+from sweeps.engines.sglang.server_log import diagnose, log_tail, startup_timings
 from sweeps.spec.model import Deadlines
 
 _POLL_S = 0.1
+_MOVING_S = 30.0
+"""A log that has grown within this time is one of a server at work."""
+_KERNEL_COUNTERS = Path("/proc/vmstat")
 _FIRST_PORT, _TRIES = 20000, 50
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Boot:
-    """One start of one server, from the process to the port."""
+    """One start of one server, from the process to the port.
+
+    Args:
+        nccl_warnings: WARN lines that NCCL has written to files of its own so far.
+    """
 
     def __init__(
-        self, server: ServerProcess, *, log_path: Path, deadlines: Deadlines, is_stopping: Callable[[], bool]
+        self,
+        server: ServerProcess,
+        *,
+        log_path: Path,
+        deadlines: Deadlines,
+        is_stopping: Callable[[], bool],
+        nccl_warnings: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._server = server
         self._is_stopping = is_stopping
-        self._log_path = log_path
+        self._nccl_warnings = nccl_warnings
         self._deadlines = deadlines
+        self._log = LogFollower(log_path)
         self._stage: Stage = "load"
         self._stage_since_s = time.monotonic()
-        self._log_bytes = -1
+        self._memory_kills = memory_kills()
 
     def wait_for_port(self, port: int) -> None:
         """Return once a server answers on `port`. Raises EngineError if the server dies or a stage is late."""
@@ -42,36 +57,52 @@ class Boot:
     def _check(self) -> None:
         if self._server.returncode() is not None:
             raise self.failure(self._server.returncode(), None)
-        size = self._log_path.stat().st_size if self._log_path.exists() else 0
-        if size != self._log_bytes:
-            self._log_bytes = size
-            stage = stage_reached(self.log())
-            if stage != self._stage:
-                self._stage, self._stage_since_s = stage, time.monotonic()
+        if self._log.read() and self._log.stage != self._stage:
+            self._stage, self._stage_since_s = self._log.stage, time.monotonic()
         if self._is_stopping():
             raise stopped(self._stage)
-        limit_s = self._limit_s(self._stage)
-        if time.monotonic() - self._stage_since_s > limit_s:
-            raise self.failure(None, self._stage, f"stage {self._stage} took longer than its {limit_s:g} s")
+        name, limit_s = self._limit(self._stage)
+        now_s = time.monotonic()
+        if now_s - self._stage_since_s > limit_s:
+            took = f"stage {self._stage} took longer than deadlines_s.{name}, {limit_s:g} s"
+            if now_s - self._log.grew_s < min(_MOVING_S, limit_s / 2):
+                raise EngineError(
+                    f"{took}, and its log still grows: wanted a longer deadline",
+                    stage=self._stage,
+                    kind="late",
+                    log_tail=log_tail(self.log()),
+                )
+            raise self.failure(None, self._stage, took)
 
-    def _limit_s(self, stage: Stage) -> float:
-        limits = self._deadlines
-        known = {
-            "load": limits.load,
-            "nccl_init": limits.nccl_init,
-            "capture": limits.capture,
-            "draft_init": limits.draft_init,
-        }
-        return known.get(stage, limits.first_request)
+    def _limit(self, stage: Stage) -> tuple[str, float]:
+        """Name and seconds of a stage's deadline."""
+        name = stage if stage in ("load", "nccl_init", "capture", "draft_init") else "first_request"
+        return name, getattr(self._deadlines, name)
 
     def failure(self, returncode: int | None, stage: Stage | None, late: str | None = None) -> EngineError:
         """The error that the log explains; `late` if the server lives but took too long."""
-        diagnosis = diagnose(self.log(), returncode=returncode, stage=stage)
+        diagnosis = diagnose(
+            self.log(),
+            returncode=returncode,
+            stage=stage,
+            nccl_warnings=self._nccl_warnings(),
+            host_memory_ran_out=memory_kills() > self._memory_kills,
+        )
         message = f"{late}: {diagnosis.message}" if late else diagnosis.message
         return EngineError(message, stage=diagnosis.stage, kind=diagnosis.kind, log_tail=diagnosis.tail)
 
     def log(self) -> str:
-        return self._log_path.read_text(encoding="utf-8", errors="replace") if self._log_path.exists() else ""
+        """The server's log so far (`LogFollower.text`)."""
+        return self._log.text()
+
+
+def memory_kills() -> int:
+    """Processes that this host's kernel has killed for memory since it started; 0 if it does not tell."""
+    try:
+        lines = _KERNEL_COUNTERS.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def stopped(stage: Stage) -> EngineError:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from sweeps.engines.process.guard import ServerProcess, reap_leases, reap_scratc
 from sweeps.engines.process.node_folder import default_node_folder, open_node_folder
 from sweeps.engines.process.trial_gpus import TrialGpus
 from sweeps.engines.sglang.boot import Boot, boot_seconds, free_port, prove_closed
-from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs
+from sweeps.engines.sglang.evidence import effective_settings, gather_evidence, keep_nccl_logs, nccl_warnings
 from sweeps.engines.sglang.kernel_trace import read_kernel_times
 from sweeps.engines.sglang.launch_plan import LaunchPlan, missing_variables, plan_launch
 from sweeps.engines.sglang.live_server import LiveServer
@@ -286,7 +287,11 @@ class SGLangEngine:
             server=server,
             log_path=log_path,
             boot=Boot(
-                server, log_path=log_path, deadlines=self._spec.engine.deadlines_s, is_stopping=self._is_stopping
+                server,
+                log_path=log_path,
+                deadlines=self._spec.engine.deadlines_s,
+                is_stopping=self._is_stopping,
+                nccl_warnings=partial(nccl_warnings, plan.folder),
             ),
             is_stopping=self._is_stopping,
         )

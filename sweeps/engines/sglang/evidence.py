@@ -141,6 +141,18 @@ def _nccl_log(folder: Path, pattern: str) -> NcclLog | None:
     return read_nccl_log("\n".join(texts)) if texts else None
 
 
+def nccl_warnings(folder: Path) -> tuple[str, ...]:
+    """WARN lines of NCCL's log files in a server's scratch folder, the first of each rank's process."""
+    found = []
+    with suppress(FileNotFoundError):
+        for path in sorted((*folder.glob("nccl.*.log"), *folder.glob("nccl-state.*.log"))):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if "NCCL WARN " in line:
+                    found.append("NCCL WARN " + line.partition("NCCL WARN ")[2].strip())
+                    break
+    return tuple(found)
+
+
 def keep_nccl_logs(folder: Path, into: Path) -> None:
     """Excerpts of NCCL's logs in a server's scratch folder, as `into`/HOST.PID.log and `into`/SET.PID.log.
 

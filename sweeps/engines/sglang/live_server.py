@@ -5,6 +5,7 @@ Every failed exchange is an EngineError with its reason: the last lines of the s
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -38,6 +39,7 @@ from sweeps.spec.workload import Block
 
 _PROBE_TIMEOUT_S = 30.0
 _CONTROL_TIMEOUT_S = 30.0
+_BUSY_POLL_S = 0.1
 _LAST_WORDS_S = 10.0
 """How long a process may outlive its connection before it has to say why."""
 
@@ -82,7 +84,10 @@ class LiveServer:
 
     def greet(self) -> None:
         """Take every rank's handshake. Raises EngineError (`no_handshake`)."""
-        handshakes = self.link.handshakes()
+        try:
+            handshakes = self.link.handshakes()
+        except ProbeError as error:
+            raise self._probe_failure(error, "first_request") from error
         found = tuple(handshake.rank for handshake in handshakes)
         unwrapped = sorted({role for handshake in handshakes for role in handshake.missing})
         if found != self.ranks or unwrapped:
@@ -187,23 +192,38 @@ class LiveServer:
         self.post("/flush_cache", {})
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
-        """One small request to an endpoint of the server's own. Raises EngineError."""
-        try:
-            ask_server(self.url + path, body=body, timeout_s=_CONTROL_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            raise EngineError(f"{path}: {error}", stage="measure", kind="engine_unavailable") from error
-        except OSError as error:  # URLError, or a connection that broke
-            raise self._crash("measure") from error
+        """One small request to an endpoint of the server's own, asked again while the server is busy.
+
+        Raises EngineError.
+        """
+        deadline = time.monotonic() + _CONTROL_TIMEOUT_S
+        while True:
+            try:
+                ask_server(self.url + path, body=body, timeout_s=_CONTROL_TIMEOUT_S)
+            except urllib.error.HTTPError as error:
+                # 400 is how SGLang says that requests are still running, or a profile
+                said = error.read(500).decode("utf-8", "replace")
+                is_busy = error.code in BUSY_STATUSES or error.code == 400
+                if is_busy and time.monotonic() < deadline and not self.given_up():
+                    time.sleep(_BUSY_POLL_S)
+                    continue
+                kind: Kind = "busy" if is_busy else "engine_unavailable"
+                raise EngineError(f"{path}: {error}: {said}", stage="measure", kind=kind) from error
+            except (OSError, http.client.HTTPException) as error:  # URLError, or a connection that broke
+                raise self._crash("measure") from error
+            return
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
         """The server's account of itself; the older name of the endpoint if the newer does not exist."""
         for path in ("/server_info", "/get_server_info"):
             try:
-                answer: Mapping[str, Any] = json.loads(ask_server(self.url + path, timeout_s=_CONTROL_TIMEOUT_S))
+                told = ask_server(self.url + path, timeout_s=_CONTROL_TIMEOUT_S)
             except urllib.error.HTTPError:
                 continue
-            return answer
+            except (OSError, http.client.HTTPException) as error:
+                raise self._crash("first_request") from error
+            return _account(path, told)
         raise EngineError(
             "the server answers neither /server_info nor /get_server_info",
             stage="first_request",
@@ -220,15 +240,28 @@ class LiveServer:
         while self.server.returncode() is None and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def _probe_failure(self, error: ProbeError) -> EngineError:
+    def _probe_failure(self, error: ProbeError, stage: Stage = "measure") -> EngineError:
         """A rank that died has no probe either: then it is the server's crash, which may show a moment later."""
         if isinstance(error, ProbeGoneError):
             self._await_end()
         if self.is_gone():
-            return self.boot.failure(self.server.returncode(), "measure")
+            return self.boot.failure(self.server.returncode(), stage)
         return EngineError(
-            f"cycle probe: {error}", stage="measure", kind="no_handshake", log_tail=log_tail(self.boot.log())
+            f"cycle probe: {error}", stage=stage, kind="no_handshake", log_tail=log_tail(self.boot.log())
         )
+
+
+def _account(path: str, told: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        problem = f"not JSON ({error})"
+    else:
+        if isinstance(answer, Mapping):
+            return answer
+        problem = "wanted an object"
+    begin = told[:100].decode("utf-8", "replace")
+    raise EngineError(f"{path}: {problem}, got {begin!r}", stage="first_request", kind="bad_answer")
 
 
 def _kind_of_status(status: int) -> Kind:

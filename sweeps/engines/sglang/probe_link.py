@@ -65,7 +65,9 @@ class Handshake:
     communicators: Mapping[str, CommunicatorAccount]
     """NCCL set -> what became of its communicator in this rank."""
     environment: Mapping[str, str]
-    """By C getenv: NCCL_* and what was asked for."""
+    """By C getenv: what acts on communication (`NCCL_*` among it) and what was asked for."""
+    niceness: int | None = None
+    """Of the rank's process; None if its probe does not tell."""
 
 
 class ProbeLink:
@@ -76,9 +78,9 @@ class ProbeLink:
         self._last_id = 0
 
     def handshakes(self) -> tuple[Handshake, ...]:
-        """Those left so far, by rank."""
-        documents = [json.loads(path.read_text(encoding="utf-8")) for path in self.folder.glob("handshake-*.json")]
-        return tuple(sorted(map(_handshake, documents), key=lambda handshake: handshake.rank))
+        """Those left so far, by rank. Raises ProbeError for one that is torn or of another form."""
+        found = [_handshake(path.name, _document(path)) for path in self.folder.glob("handshake-*.json")]
+        return tuple(sorted(found, key=lambda handshake: handshake.rank))
 
     def take(
         self, ranks: Iterable[int], *, timeout_s: float, is_gone: Callable[[], bool]
@@ -88,11 +90,12 @@ class ProbeLink:
         Raises ProbeError.
         """
         answers = self.ask(ranks, {"do": "take"}, timeout_s=timeout_s, is_gone=is_gone)
-        lost = sum(answer["dropped"] for answer in answers.values())
+        taken = [_Taken.read(rank, answer) for rank, answer in sorted(answers.items())]
+        lost = sum(each.dropped for each in taken)
         if lost:
             raise ProbeError(f"{lost} cycles lost: the block has more than the probe keeps")
-        states = frozenset(name for answer in answers.values() for name in answer["states"])
-        return pa.concat_tables([_cycles(rank, answer) for rank, answer in sorted(answers.items())]), states
+        states = frozenset(name for each in taken for name in each.states)
+        return pa.concat_tables([each.cycles for each in taken]), states
 
     def ask(
         self, ranks: Iterable[int], command: Mapping[str, Any], *, timeout_s: float, is_gone: Callable[[], bool]
@@ -133,41 +136,85 @@ class ProbeLink:
 
 
 def _answer(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    document = _document(path)
     path.unlink()
-    try:
-        document: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise ProbeError(f"{path.name} is torn after {len(text)} characters: {error}") from error
     return document
 
 
-def _handshake(document: Mapping[str, Any]) -> Handshake:
-    return Handshake(
-        pid=document["pid"],
-        rank=document["rank"],
-        world_size=document["world_size"],
-        sglang=document["sglang"],
-        torch=document["torch"],
-        device=document["device"],
-        timer_kind=document["timer_kind"],
-        missing=tuple(document["missing"]),
-        warning=document["warning"],
-        states={name: StateAccount(**account) for name, account in document["states"].items()},
-        communicators={name: CommunicatorAccount(**account) for name, account in document["communicators"].items()},
-        environment=document["environment"],
-    )
+def _document(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProbeError(f"{path.name} is torn after {len(content)} characters: {error}") from error
+    if not isinstance(document, dict):
+        raise ProbeError(f"{path.name}: wanted an object, got {str(document)[:60]!r}")
+    return document
 
 
-def _cycles(rank: int, answer: Mapping[str, Any]) -> pa.Table:
-    columns = answer["cycles"]
-    count = len(columns["started_ms"])
-    return pa.table(
-        {
-            **columns,
-            "rank": [rank] * count,
-            "cycle_index": list(range(count)),
-            "timer_kind": [answer["timer_kind"]] * count,
-        },
-        schema=CYCLE_COLUMNS,
-    )
+def _handshake(name: str, document: Mapping[str, Any]) -> Handshake:
+    try:
+        states = {each: StateAccount(**account) for each, account in document["states"].items()}
+        made = {each: CommunicatorAccount(**account) for each, account in document["communicators"].items()}
+        handshake = Handshake(
+            **{field: document[field] for field in _PLAIN_FIELDS},
+            missing=tuple(document["missing"]),
+            states=states,
+            communicators=made,
+            niceness=document.get("niceness"),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ProbeError(f"{name}: wanted a handshake, but {_problem(error)}") from error
+    wrong = [field for field, kind in _PLAIN_FIELDS.items() if not isinstance(getattr(handshake, field), kind)]
+    if wrong or not all(isinstance(value, str) for value in handshake.environment.values()):
+        raise ProbeError(f"{name}: {', '.join(wrong) or 'environment'} is of another type than a handshake's")
+    return handshake
+
+
+_PLAIN_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "pid": int,
+    "rank": int,
+    "world_size": int,
+    "sglang": str,
+    "torch": str,
+    "device": str,
+    "timer_kind": str,
+    "warning": (str, type(None)),
+    "environment": dict,
+}
+"""Fields of a handshake that are taken as they are, and their types."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Taken:
+    """One rank's answer to `take`."""
+
+    dropped: int
+    states: tuple[str, ...]
+    cycles: pa.Table
+
+    @classmethod
+    def read(cls, rank: int, answer: Mapping[str, Any]) -> _Taken:
+        """Raises ProbeError for an answer of another form."""
+        try:
+            columns = answer["cycles"]
+            count = len(columns["started_ms"])
+            cycles = pa.table(
+                {
+                    **columns,
+                    "rank": [rank] * count,
+                    "cycle_index": list(range(count)),
+                    "timer_kind": [answer["timer_kind"]] * count,
+                },
+                schema=CYCLE_COLUMNS,
+            )
+            empty = [field.name for field in CYCLE_COLUMNS if not field.nullable and cycles[field.name].null_count]
+            if empty:
+                raise ProbeError(f"rank {rank}: {', '.join(empty)} cannot be null in a cycle")
+            return cls(dropped=int(answer["dropped"]), states=tuple(map(str, answer["states"])), cycles=cycles)
+        except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+            raise ProbeError(f"rank {rank}: wanted its cycles, but {_problem(error)}") from error
+
+
+def _problem(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else (str(error).splitlines() or ["it is of no use"])[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -97,10 +97,14 @@ def state_failure(text: str) -> StateFailure | None:
 
 def startup_timings(text: str) -> StartupTimings | None:
     """None before the first weights are loaded."""
-    loaded = _seconds(text, r"Load weight end\. .*?elapsed=([\d.]+) s")
-    captured = _seconds(text, r"Capture .*?(?:end\.|ends?) .*?elapsed[=:] ?([\d.]+) ?s")
+    loaded = _seconds(text, r"Load weight end\. .*?elapsed=(\d+(?:\.\d+)?) s")
+    captured = _seconds(text, r"Capture .*?(?:end\.|ends?) .*?elapsed[=:] ?(\d+(?:\.\d+)?) ?s")
     summary = re.search(r"Engine startup timings \(s\): .*?cuda_graph=\{([^}]*)\}", text)
-    graphs = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", summary[1])} if summary else {}
+    graphs = (
+        {name: float(value) for name, value in re.findall(r"(\w+)=(\d+(?:\.\d+)?)(?![\d.])", summary[1])}
+        if summary
+        else {}
+    )
     if loaded is None and not graphs:
         return None
     return StartupTimings(weight_load_s=loaded, capture_s=sum(graphs.values()) if graphs else captured, graphs_s=graphs)
@@ -115,20 +119,31 @@ def _seconds(text: str, pattern: str) -> float | None:
 
 def stage_reached(text: str) -> Stage:
     """The stage of the log's last milestone: `load` in an empty log, `measure` once the server calls itself ready."""
-    stage: Stage = "load"
-    loaded: set[str] = set()
-    for line in _lines(text):
-        match = _MILESTONE.search(line.text) if line.stamped else None
-        if match is None:
-            continue
-        name = match.lastgroup
-        if name == "load_end":
-            loaded.add(line.rank)
-        elif name in ("init_end", "load_begin"):
-            stage = "draft_init" if line.rank in loaded else "load"
-        else:
-            stage = next(stage for stage in _STAGES if stage == name)
-    return stage
+    tracker = StageTracker()
+    tracker.feed(text)
+    return tracker.stage
+
+
+class StageTracker:
+    """The stage that a growing log has reached."""
+
+    def __init__(self) -> None:
+        self.stage: Stage = "load"
+        self._loaded: set[str] = set()
+
+    def feed(self, text: str) -> None:
+        """Go on with whole lines."""
+        for line in _lines(text):
+            match = _MILESTONE.search(line.text) if line.stamped else None
+            if match is None:
+                continue
+            name = match.lastgroup
+            if name == "load_end":
+                self._loaded.add(line.rank)
+            elif name in ("init_end", "load_begin"):
+                self.stage = "draft_init" if line.rank in self._loaded else "load"
+            else:
+                self.stage = next(stage for stage in _STAGES if stage == name)
 
 
 _MILESTONE = re.compile(
@@ -180,16 +195,29 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def diagnose(text: str, *, returncode: int | None, stage: Stage | None = None) -> Diagnosis:
+def diagnose(
+    text: str,
+    *,
+    returncode: int | None,
+    stage: Stage | None = None,
+    nccl_warnings: Sequence[str] = (),
+    host_memory_ran_out: bool = False,
+) -> Diagnosis:
     """Why the server ended (`returncode`), or stands still although it lives (None).
 
     Args:
         stage: given if the caller knows it better than the log does (`first_request`, `measure`).
+        nccl_warnings: WARN lines of NCCL's own log files; without NCCL_DEBUG_FILE they stand in `text`.
+        host_memory_ran_out: the kernel killed a process of this host for memory since the launch.
     """
     stage = stage_reached(text) if stage is None else stage
     cause = _first_cause(text, ended=returncode is not None)
     message = f"{cause.rank}: {cause.text}" if cause and cause.rank else cause.text if cause else None
-    kind = _kind(text, cause, returncode, stage)
+    kind = _kind(text, cause, returncode, stage, nccl_warnings, host_memory_ran_out=host_memory_ran_out)
+    if kind == "nccl_no_algorithm" or (cause is not None and "NCCL" in cause.text):
+        in_text = (line for line in text.splitlines() if "NCCL WARN " in line)
+        warned = next(iter((*nccl_warnings, *in_text)), "").partition("NCCL WARN ")[2]
+        message = f"{message or 'NCCL'}: {warned}" if warned else message
     return Diagnosis(
         stage=stage,
         kind=kind,
@@ -235,9 +263,17 @@ _SECONDARY = re.compile(
 _SERVING = frozenset({"first_request", "measure"})
 
 
-def _kind(text: str, cause: _Line | None, returncode: int | None, stage: Stage) -> Kind:
-    if "o algorithm/protocol available" in text:  # NCCL warns, the exception says no more than `invalid usage`
-        return "nccl_no_algorithm"
+def _kind(
+    text: str,
+    cause: _Line | None,
+    returncode: int | None,
+    stage: Stage,
+    nccl_warnings: Sequence[str],
+    *,
+    host_memory_ran_out: bool,
+) -> Kind:
+    if any("o algorithm/protocol available" in each for each in (text, *nccl_warnings)):
+        return "nccl_no_algorithm"  # NCCL warns, the exception says no more than `invalid usage`
     if cause is not None and (kind := _first_match(_OF_EXCEPTION, cause.text)):
         return kind
     if re.search(r"[Ww]atchdog (caught|timeout)", text) or (returncode is None and cause is None):
@@ -247,11 +283,26 @@ def _kind(text: str, cause: _Line | None, returncode: int | None, stage: Stage) 
     for line in _lines(text):
         if re.search(r"WARN|[Ee]rror|[Ff]ailed", line.text) and (kind := _first_match(_OUT_OF_MEMORY, line.text)):
             return kind
-    child = re.search(r"crashed with exit code (-?\d+)", text)
-    code = int(child[1]) if child else returncode
-    if code in (-signal.SIGKILL, 128 + signal.SIGKILL):  # no last words: the kernel's out-of-memory killer
-        return "host_oom"
+    code = _code(text, returncode)
+    if (number := _signal(code)) is not None and number in _FROM_OUTSIDE:
+        return "host_oom" if number == signal.SIGKILL and host_memory_ran_out else "killed"
     return "invalid_config" if code == 2 else "crash"
+
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that somebody sends; any other is the process's own fault."""
+
+
+def _code(text: str, returncode: int | None) -> int | None:
+    """Exit code of the rank that ended first, if the log tells; else the server's."""
+    child = re.search(r"crashed with exit code (-?\d{1,4})\b", text)
+    return int(child[1]) if child else returncode
+
+
+def _signal(code: int | None) -> signal.Signals | None:
+    """The signal that an exit code stands for, as Python or as a shell tells it."""
+    number = None if code is None else -code if code < 0 else code - 128
+    return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def _first_match(rules: tuple[tuple[Kind, str], ...], text: str) -> Kind | None:
@@ -312,5 +363,7 @@ def _causes(lines: list[_Line]) -> Iterator[_Line]:
 
 def _last_words(text: str, returncode: int | None, stage: Stage) -> str:
     last = next((line.text for line in reversed(list(_lines(text))) if line.text and not _NOISE.search(line.text)), "")
-    end = "did not answer in time" if returncode is None else f"ended with code {returncode}"
+    code = _code(text, returncode)
+    by = f" ({number.name})" if returncode is not None and (number := _signal(code)) is not None else ""
+    end = "did not answer in time" if returncode is None else f"ended with code {returncode}{by}"
     return f"server {end} in stage {stage}; last line: {last or '(none)'}"

@@ -24,7 +24,8 @@ ANSWER = AnswerFacts(
 )  # fmt: skip
 CYCLES = CycleFacts(
     per_rank={0: 50, 1: 50}, cycle_ms_per_rank={0: 20.0, 1: 20.1}, largest_batch=1, fewest_tokens=1.0, most_tokens=3.0,
-    backward=0, span_ms=980.0, within_span_ms=980.0, first_start_s=10.03, last_start_s=11.01,
+    backward=0, span_ms=980.0, within_span_ms=980.0, median_ms=20.0, median_step_ms=20.0,
+    first_start_s=10.03, last_start_s=11.01,
 )  # fmt: skip
 SOUND = BlockFacts(
     num_steps=2, num_draft_tokens=3, concurrency=1, started_s=10.0, wall_s=1.04, decode_s=1.0, decode_tokens=100,
@@ -104,6 +105,7 @@ LIES: list[tuple[str, BlockFacts]] = [
     ("cycle_clock", cycles(backward=1)),
     ("cycle_clock", cycles(span_ms=300.0)),
     ("cycle_clock", cycles(span_ms=2000.0)),
+    ("cycle_clock", cycles(median_ms=2.0)),
     ("cycle_window", cycles(first_start_s=3.0)),
     ("cycle_window", cycles(last_start_s=50.0)),
     ("batch", cycles(largest_batch=2)),

@@ -119,14 +119,20 @@ def listens(port: int) -> bool:
     [
         ("crash_at_load", "load", "crash", "TP0: RuntimeError: CUDA error", {}),
         ("gpu_oom", "capture", "gpu_oom", "CUDA out of memory", {}),
-        ("host_oom", "load", "host_oom", "ended with code -9", {}),
+        ("host_oom", "load", "killed", r"ended with code -9 \(SIGKILL\)", {}),
         ("no_algorithm", "nccl_init", "nccl_no_algorithm", "invalid usage", {}),
         ("bad_argument", "load", "invalid_config", "--no-such-flag", {}),
-        ("hang_at_init", "nccl_init", "hang_nccl_init", "took longer than its 0.5 s", {"nccl_init": 0.5}),
-        ("hang_at:load", "load", "hang", "took longer than its 0.5 s", {"load": 0.5}),
-        ("hang_at:draft_init", "draft_init", "hang", "took longer than its 0.5 s", {"draft_init": 0.5}),
-        ("hang_at:capture", "capture", "hang", "took longer than its 0.5 s", {"capture": 0.5}),
-        ("slow_ready:30", "capture", "hang", "took longer than its 0.5 s", {"capture": 0.5}),
+        (
+            "hang_at_init",
+            "nccl_init",
+            "hang_nccl_init",
+            r"took longer than deadlines_s\.\w+, 0\.5 s",
+            {"nccl_init": 0.5},
+        ),
+        ("hang_at:load", "load", "hang", r"took longer than deadlines_s\.\w+, 0\.5 s", {"load": 0.5}),
+        ("hang_at:draft_init", "draft_init", "hang", r"took longer than deadlines_s\.\w+, 0\.5 s", {"draft_init": 0.5}),
+        ("hang_at:capture", "capture", "hang", r"took longer than deadlines_s\.\w+, 0\.5 s", {"capture": 0.5}),
+        ("slow_ready:30", "capture", "hang", r"took longer than deadlines_s\.\w+, 0\.5 s", {"capture": 0.5}),
         ("dead_verify", "first_request", "hang_in_verify", "no complete answer", {"first_request": 0.5}),
         ("unauthorised", "first_request", "invalid_config", "401", {}),
         ("crash_in_block:0", "first_request", "crash", "illegal memory access", {}),
@@ -142,6 +148,26 @@ def test_a_launch_that_fails(
         engine.launch(faulty.configuration)
     assert (raised.value.stage, raised.value.kind) == (stage, kind)
     assert faulty.nothing_is_left()
+
+
+def test_a_server_that_is_busy_for_a_moment_is_asked_again(faulty: Faulty) -> None:
+    engine = faulty.engine("busy:0.4")
+    engine.launch(faulty.configuration)
+    assert engine.run_block(faulty.block).decode_tokens == 23
+
+
+def test_a_stage_whose_log_still_grows_is_late_and_does_not_hang(faulty: Faulty) -> None:
+    engine = faulty.engine("talks_at_load", load=1.0)
+    with pytest.raises(EngineError, match=r"longer than deadlines_s\.load, 1 s, and its log still grows") as raised:
+        engine.launch(faulty.configuration)
+    assert (raised.value.stage, raised.value.kind) == ("load", "late")
+
+
+def test_what_nccl_says_in_its_own_file_is_the_cause(faulty: Faulty) -> None:
+    engine = faulty.engine("no_algorithm")
+    with pytest.raises(EngineError, match="No algorithm/protocol available for function AllGather") as raised:
+        engine.launch(faulty.configuration)
+    assert raised.value.kind == "nccl_no_algorithm"
 
 
 def test_a_crash_in_the_middle_of_a_block(faulty: Faulty) -> None:

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.engines.sglang.load_client import (
@@ -18,6 +18,7 @@ from sweeps.engines.sglang.load_client import (
     union_length,
 )
 from sweeps.spec.workload import Prompt
+from tests.stub_lies import RAW
 
 PROMPT = Prompt(prompt_id="p", token_ids=(1, 2))
 
@@ -83,3 +84,38 @@ def test_a_loop_has_few_pairs_and_a_long_text_of_few_letters_has_not() -> None:
     assert distinct_bigrams([7, 8] * 500) < 40
     assert distinct_bigrams(letters) > 0.8 * 2000
     assert distinct_bigrams([1]) == distinct_bigrams([]) == 0
+
+
+@pytest.mark.parametrize("lie", sorted(RAW))
+def test_what_is_no_stream_is_a_bad_answer(lie: str) -> None:
+    with pytest.raises(BadAnswerError):
+        read_answer(PROMPT, 0.0, [(1.0, RAW[lie])])
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(1 << 70),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+META = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("completion_tokens", "prompt_tokens", "finish_reason", "cached_tokens", "id"), ANYTHING),
+)
+DOCUMENT = st.fixed_dictionaries(
+    {}, optional={"meta_info": META | ANYTHING, "output_ids": ANYTHING, "text": ANYTHING, "error": ANYTHING}
+)
+LINE = st.one_of(
+    st.binary(max_size=40),
+    st.builds(lambda data: b"data: " + data, st.binary(max_size=40)),
+    (DOCUMENT | ANYTHING).map(lambda value: b"data: " + json.dumps(value).encode()),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(LINE, max_size=5))
+def test_whatever_a_server_streams_is_an_answer_or_one_of_two_errors(lines: list[bytes]) -> None:
+    try:
+        answer = read_answer(PROMPT, 0.0, [(float(number), line) for number, line in enumerate(lines)])
+    except (BadAnswerError, ServerRefusedError):
+        return
+    assert answer.request.output_tokens != 0

@@ -3,9 +3,18 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweeps.engines.base import TRANSIENT_KINDS
-from sweeps.engines.sglang.server_log import diagnose, log_tail, resolved_arguments, stage_reached, startup_timings
+from sweeps.engines.sglang.server_log import (
+    diagnose,
+    log_tail,
+    resolved_arguments,
+    stage_reached,
+    startup_timings,
+    state_failure,
+)
 
 LOGS = Path(__file__).parents[3] / "assets" / "server_logs"
 
@@ -116,7 +125,7 @@ def test_a_real_launch_failure() -> None:
 def test_a_real_peer_of_a_killed_rank() -> None:
     """TP1 was killed with SIGKILL and said nothing; TP0 reports a lost connection; the launcher kills itself."""
     found = diagnose(read("0.5.21-rank-killed"), returncode=-9)
-    assert (found.stage, found.kind) == ("measure", "host_oom")
+    assert (found.stage, found.kind) == ("measure", "killed")
     assert found.message.startswith("TP0: RuntimeError: ")
     assert "Connection reset by peer" in found.message
 
@@ -128,9 +137,9 @@ def test_a_real_peer_of_a_killed_rank() -> None:
         (CAPTURING + failing("Exception: Capture cuda graph failed: CUDA out of memory"), -9, "capture", "gpu_oom"),
         (STARTED + failing("RuntimeError: Not enough memory. Please try to increase --mem"), 1, "load", "gpu_oom"),
         (STARTED + failing("RuntimeError: NCCL error: Failed to CUDA calloc 10485760 bytes"), 1, "load", "gpu_oom"),
-        (STARTED + "Killed\n", -9, "load", "host_oom"),
-        (STARTED + "Killed\n", 137, "load", "host_oom"),
-        (STARTED + log("Subprocess scheduler_0 (pid=6) crashed with exit code -9. Triggering"), -9, "load", "host_oom"),
+        (STARTED + "Killed\n", -9, "load", "killed"),
+        (STARTED + "Killed\n", 137, "load", "killed"),
+        (STARTED + log("Subprocess scheduler_0 (pid=6) crashed with exit code -9. Triggering"), -9, "load", "killed"),
         (STARTED + log("Subprocess scheduler_0 (pid=6) crashed with exit code -11. Triggering"), -9, "load", "crash"),
         (
             "h:1:1 [0] NCCL WARN No algorithm/protocol available for function ReduceScatter\n"
@@ -213,7 +222,54 @@ def test_a_model_that_cannot_be_imported_is_not_why_a_rank_was_killed() -> None:
         "[2026-11-29 17:53:20] Subprocess scheduler_0 crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
     )
 
-    assert diagnose(text, returncode=-9, stage="measure").kind == "host_oom"
+    assert diagnose(text, returncode=-9, stage="measure").kind == "killed"
+
+
+def test_a_kill_is_for_memory_only_with_evidence() -> None:
+    found = diagnose(STARTED, returncode=-9)
+    assert found.kind == "killed"
+    assert "ended with code -9 (SIGKILL)" in found.message
+    assert diagnose(STARTED, returncode=-9, host_memory_ran_out=True).kind == "host_oom"
+    assert diagnose(STARTED, returncode=-15, host_memory_ran_out=True).kind == "killed"
+    assert diagnose(STARTED, returncode=-11).kind == "crash"
+    assert "SIGSEGV" in diagnose(STARTED, returncode=-11).message
+
+
+def test_what_nccl_wrote_to_its_own_file_tells_the_cause() -> None:
+    text = STARTED + failing("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
+    warning = "NCCL WARN No algorithm/protocol available for function AllReduce"
+    found = diagnose(text, returncode=1, nccl_warnings=[warning])
+    assert found.kind == "nccl_no_algorithm"
+    assert warning in found.message
+
+
+PIECES = st.sampled_from(
+    [
+        "Load weight end. elapsed=1.2.3 s",
+        "Capture graph begin",
+        "Capture decode end. elapsed=. s",
+        "Engine startup timings (s): cuda_graph={decode=1.2.3, x=4}",
+        "crashed with exit code -99999999999999999999",
+        "server_args=ServerArgs(a=[1, b=)",
+        "server_args={'a: 1}",
+        "Traceback (most recent call last):",
+        "  File",
+        "specsweep-state-failure {",
+        "specsweep-state-failure [1]",
+        "hit an exception: Traceback (most recent call last)",
+    ]
+)
+
+
+@given(
+    st.lists(st.one_of(PIECES, st.text(max_size=60)), max_size=12), st.sampled_from([None, 0, 1, 2, -9, 300, -70000])
+)
+def test_no_log_stops_a_diagnosis(pieces: list[str], returncode: int | None) -> None:
+    text = "".join(log(piece) for piece in pieces)
+    diagnose(text, returncode=returncode)
+    startup_timings(text)
+    resolved_arguments(text)
+    state_failure(text)
 
 
 def test_a_port_that_another_took_is_named_and_worth_a_second_try() -> None:
