@@ -290,8 +290,7 @@ def _of_rule(value: object) -> object:
 
 def _verdicts_page(figures: Mapping[str, Any]) -> list[str]:
     """Each scene with its claims and intervals, then how often each goal was reached."""
-    plain = {name: value for name, value in figures.items() if name != "scenes"}
-    lines = _blocks(plain, depth=3)
+    lines = []
     for title, (head, rows) in tables(figures["scenes"]).items():
         lines += [f"### {title}", "", *_table(head, rows)]
     return lines

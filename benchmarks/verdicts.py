@@ -7,10 +7,12 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import numpy as np
 
-from benchmarks.record import record
+from benchmarks.record import RESULTS, record
+from benchmarks.record import figures_of as figures_recorded
 from benchmarks.verdict_scenes.claims import judge
 from benchmarks.verdict_scenes.frames import results_of
 from benchmarks.verdict_scenes.oracle import finds
@@ -50,21 +52,27 @@ def main() -> None:
     parser.add_argument("--scenes", nargs="*", default=[""], metavar="PART", help="only scenes with such a name")
     parser.add_argument("--sweeps", type=int, default=1000, help="of each scene")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--record", action="store_true", help="keep the figures for the page of results")
+    parser.add_argument("--record", action="store_true", help="keep the figures; other scenes keep theirs")
     asked = parser.parse_args()
     scenes = [scene for scene in SCENES if any(part in scene.name for part in asked.scenes)]
-    began = time.perf_counter()
-    found = {}
     with ProcessPoolExecutor(asked.processes) as pool:
         for scene in scenes:
+            began = time.perf_counter()
             figures = measure(scene, asked.sweeps, pool=pool)
-            found[scene.name] = kept(scene, figures)
-            print(f"{scene.name} ({time.perf_counter() - began:.0f} s)", flush=True)
+            seconds = time.perf_counter() - began
+            print(f"{scene.name} ({seconds:.0f} s)", flush=True)
             for line in lines(scene, figures):
                 print(f"    {line}", flush=True)
-    if asked.record:
-        cost = {"processes": asked.processes, "seconds": time.perf_counter() - began}
-        record("verdicts", {"sweeps_of_each_scene": asked.sweeps, **cost, "scenes": found})
+            if asked.record:
+                keep(scene, {"sweeps": asked.sweeps, "core_s": asked.processes * seconds, **kept(scene, figures)})
+
+
+def keep(scene: Scene, found: Mapping[str, Any]) -> None:
+    """Record a scene beside all others that still exist, in their order."""
+    path = RESULTS / "verdicts.json"
+    before: Any = figures_recorded("verdicts")["scenes"] if path.is_file() else {}
+    after = {**before, scene.name: found}
+    record("verdicts", {"scenes": {each.name: after[each.name] for each in SCENES if each.name in after}})
 
 
 def lines(scene: Scene, figures: Mapping[str, Figure]) -> Iterator[str]:

@@ -53,13 +53,14 @@ def kept(scene: Scene, figures: Mapping[str, Figure]) -> dict[str, dict[str, obj
 def tables(scenes: Mapping[str, Mapping[str, Any]]) -> dict[str, Table]:
     """By title: what was claimed, what intervals covered, and what was missed."""
     claims: list[tuple[object, ...]] = [
-        (name, *(_cell(found.get(each)) for each in _CLAIMS)) for name, found in scenes.items()
+        (name, found["sweeps"], round(found["core_s"]), *(_cell(found.get(each)) for each in _CLAIMS))
+        for name, found in scenes.items()
     ]
     covered: list[tuple[object, ...]] = [
         (name, *(_interval(found, each) for each in _INTERVALS)) for name, found in scenes.items()
     ]
     return {
-        "Claims, in percent of sweeps": (("scene", *(_head(each) for each in _CLAIMS)), claims),
+        "Claims, in percent of sweeps": (("scene", "sweeps", "core s", *(_head(each) for each in _CLAIMS)), claims),
         "Intervals: percent that cover the truth (mean width in percent)": (
             ("scene", *(_head(each, f"{each} covered") for each in _INTERVALS)),
             covered,
@@ -93,7 +94,7 @@ def _counts(scenes: Mapping[str, Mapping[str, Any]]) -> list[tuple[object, ...]]
     said: dict[str, list[str]] = {}
     for found in scenes.values():
         for name, figure in found.items():
-            if "said" in figure:
+            if isinstance(figure, Mapping) and "said" in figure:
                 said.setdefault(name, []).append(figure["said"])
     return [(name, len(words), *(words.count(word) for word in _ORDER)) for name, words in said.items()]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from scipy.stats import binom
 
+from benchmarks.record import figures_of
 from benchmarks.verdict_scenes.page import kept, tables
 from benchmarks.verdict_scenes.scenes import SCENES, Scene
 from benchmarks.verdict_scenes.score import Figure
-from benchmarks.verdicts import lines, measure
+from benchmarks.verdicts import keep, lines, measure
 
 BY_NAME = {scene.name: scene for scene in SCENES}
 NUM_SWEEPS = 16
@@ -62,7 +64,7 @@ def few() -> dict[str, Figure]:
 
 
 def test_the_page_shows_goals_errors_and_misses(few: Mapping[str, Figure]) -> None:
-    shown = tables({"+2 %": kept(BY_NAME["+2 %"], few)})
+    shown = tables({"+2 %": {"sweeps": 1000, "core_s": 60.0, **kept(BY_NAME["+2 %"], few)}})
     (head, (row,)), (heads, (intervals,)), (_, counts) = shown.values()
     claims = dict(zip(head, row, strict=True))
     assert claims["found"] == "**50.0 ± 4.0** (at least 95 %), missed"
@@ -77,3 +79,11 @@ def test_the_page_shows_goals_errors_and_misses(few: Mapping[str, Figure]) -> No
 def test_lines_for_people_name_the_goal(few: Mapping[str, Figure]) -> None:
     (line,) = (line for line in lines(BY_NAME["+2 %"], few) if line.startswith("found"))
     assert line.endswith("50.00 +- 4.00 %, wanted at least 95 %: missed")
+
+
+def test_a_scene_is_recorded_beside_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.verdicts.RESULTS", tmp_path)
+    for name, sweeps in (("heavy tails", 3), ("+2 %", 3), ("heavy tails", 5)):
+        keep(BY_NAME[name], {"sweeps": sweeps})
+    assert figures_of("verdicts") == {"scenes": {"heavy tails": {"sweeps": 5}, "+2 %": {"sweeps": 3}}}
