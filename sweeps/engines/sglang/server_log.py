@@ -217,7 +217,7 @@ def diagnose(
     if kind == "nccl_no_algorithm" or (cause is not None and "NCCL" in cause.text):
         in_text = (line for line in text.splitlines() if "NCCL WARN " in line)
         warned = next(iter((*nccl_warnings, *in_text)), "").partition("NCCL WARN ")[2]
-        message = f"{message or 'NCCL'}: {warned}" if warned else message
+        message = f"{message or 'NCCL'}: NCCL WARN {warned}" if warned else message
     return Diagnosis(
         stage=stage,
         kind=kind,
