@@ -106,7 +106,11 @@ def print_plan(
         command_of: the server that would be launched for a configuration; None for engines without a command.
     """
     console.print(_space_table(space))
-    for line in (*_invalid_lines([reason for _, reason in space.invalid()]), *_nccl_lines(spec)):
+    for line in (
+        *_invalid_lines([reason for _, reason in space.invalid()]),
+        *unused_values(spec, space),
+        *_nccl_lines(spec),
+    ):
         console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     if command_of is None:
         console.print(f"engine {spec.engine.kind}: no server is launched")
@@ -151,6 +155,23 @@ def _invalid_lines(reasons: Sequence[str]) -> list[str]:
     for reason in reasons:
         rules.setdefault(reason[reason.rfind("(") :] if reason.endswith(")") else reason, []).append(reason)
     return [f"invalid ({len(same)} suggestions): {rule.strip('()')}; first {same[0]}" for rule, same in rules.items()]
+
+
+def unused_values(spec: SweepSpec, space: Space) -> list[str]:
+    """Values of the spec that no configuration has: they vanish by a rule of the space, and nothing measures them."""
+    members = (space.control, *space.configurations())
+    search = spec.search
+    listed: dict[str, tuple[Sequence[object], set[object]]] = {
+        "num_steps": (search.num_steps, {each.num_steps for each in members}),
+        "eagle_topk": (search.eagle_topk, {each.eagle_topk for each in members}),
+        "num_draft_tokens": (search.num_draft_tokens, {each.num_draft_tokens for each in members}),
+        "drafter": (search.drafter, {each.drafter for each in members}),
+    }
+    return [
+        f"search.{name}: no configuration has {', '.join(map(str, unused))}"
+        for name, (values, used) in listed.items()
+        if (unused := [value for value in values if value not in used and value is not None and value != "auto"])
+    ]
 
 
 def _nccl_lines(spec: SweepSpec) -> list[str]:

@@ -17,6 +17,7 @@ Faults are named in the variable STUB_FAULT, several with commas, arguments afte
     no_states, states_fit:N                             the server has no states; the memory holds the first N of them
     lie:NAME                                            answers what cannot be true (`stub_lies` lists them)
     talks_at_load                                       never ends loading, and says so all the time
+    niceness:N                                          its ranks run at this niceness
     busy:SECONDS                                        says 400 to a flush and 429 to a generation for so long
     set_fails:NAME, set_hangs:NAME                      the communicator of an NCCL set does not come up; it hangs
 """
@@ -36,7 +37,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # the stub runs with -I
+sys.path.insert(0, str(Path(sys.argv[0]).parent))  # the stub runs with -I, and from a string in one test
 from stub_lies import CYCLES, LIES, TOKENS, Stream  # type: ignore[import-not-found]
 
 VERSION = "0.5.21"
@@ -48,7 +49,7 @@ FAULTS = (
     "crash_at_load", "gpu_oom", "host_oom", "no_algorithm", "bad_argument", "hang_at_init", "hang_at", "slow_ready",
     "dead_verify", "crash_in_block", "hang_in_block", "unauthorised", "ignore_sigterm", "daemon", "override", "inject",
     "unread", "protocol", "draft_tokens", "draft_inert", "wrong_output", "no_handshake", "half_cycles",
-    "no_zero_state", "no_states", "set_fails", "set_hangs", "states_fit", "lie", "busy", "talks_at_load",
+    "no_zero_state", "no_states", "set_fails", "set_hangs", "states_fit", "lie", "busy", "talks_at_load", "niceness",
 )  # fmt: skip
 
 
@@ -130,7 +131,9 @@ class Server:
         fields = dict(vars(self.arguments))
         if "draft_tokens" in self.faults and fields["speculative_num_draft_tokens"]:
             fields["speculative_num_draft_tokens"] += 1
-        fields.update(version=VERSION, attention_backend="stub", disable_custom_all_reduce=True, internal_states=[{}])
+        fields.update(version=VERSION, attention_backend="stub", disable_custom_all_reduce=True)
+        fields.setdefault("max_running_requests", 48)
+        fields["internal_states"] = [{"effective_max_running_requests_per_dp": 32}]
         return fields
 
     def tokens(self, prompt: str, count: int) -> list[int]:
@@ -313,6 +316,8 @@ def start_probe(state: Server) -> None:
             "warning": None,
             **state_accounts(state),
             "environment": rank_environment(state.faults),
+            "niceness": int(state.faults.argument("niceness", "0")),
+            "nccl": None,
             "written_s": time.monotonic(),
         }
         if state.faults.lie == "handshake_without_states":

@@ -15,6 +15,7 @@ from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
 from analysis.data.sound import SoundTables, read_sound
 from analysis.data.unread import with_twins
+from sweeps.results.resolved import EXPECTED_TO_DIFFER, RESOLVED
 from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
 
 _CLOCK_TOLERANCE = 0.02
@@ -291,6 +292,22 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _resolved_apart(trials: pl.DataFrame) -> Iterator[str]:
+    """What the servers of compared trials decided differently by themselves."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for row in trials.iter_rows(named=True):
+        swept = {name.replace("-", "_") for name in dict(row["args"] or {})}
+        for name, value in dict(row["effective"] or {}).items():
+            if name in RESOLVED and name not in swept and name not in EXPECTED_TO_DIFFER:
+                told.setdefault(name, {}).setdefault(value, []).append(row["trial_id"])
+    for name, values in sorted(told.items()):
+        if len(values) > 1:
+            parts = (
+                f"{value[:40]} in {', '.join(ids[:3])}{' ...' if len(ids) > 3 else ''}" for value, ids in values.items()
+            )
+            yield f"servers resolved {name} differently ({'; '.join(parts)}): comparisons across them are confounded"
+
+
 def _clocks_apart(trials: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[str]:
     """Trials whose median SM clock differs from the controls', or from all other trials' if no control has one."""
     clocks = blocks.group_by("trial_id").agg(mhz=pl.col("sm_clock_mhz").median()).drop_nulls().sort("trial_id")
@@ -325,6 +342,7 @@ def _warnings(
             yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
     if "pinned" in latest["acceptance"].to_list():
         yield "acceptance is pinned (simulated by the server): cycle times are valid, throughput is not"
+    yield from _resolved_apart(trials)
     yield from _clocks_apart(trials, blocks)
     throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))
     if not throttled.is_empty():

@@ -26,12 +26,14 @@ class Override:
     value: str
     when: str
     allow: str
+    only_if_unset: bool = False
+    """Leaves a variable alone that is set: then it explains nothing."""
 
 
 OVERRIDES: Mapping[str, tuple[Override, ...]] = {
     "NCCL_CUMEM_ENABLE": (
         Override(value="1", when="--enable-symm-mem", allow="leave out --enable-symm-mem"),
-        Override(value="0", when="the engine's default where it is unset", allow="set it explicitly"),
+        Override(value="0", when="the engine's default if it is unset", allow="set it explicitly", only_if_unset=True),
     ),
     "NCCL_NVLS_ENABLE": (
         Override(
@@ -39,13 +41,13 @@ OVERRIDES: Mapping[str, tuple[Override, ...]] = {
             when="--enable-nccl-nvls or --enable-symm-mem",
             allow="leave out --enable-nccl-nvls/--enable-symm-mem",
         ),
-        Override(value="0", when="the engine's default where it is unset", allow="set it explicitly"),
+        Override(value="0", when="the engine's default if it is unset", allow="set it explicitly", only_if_unset=True),
     ),
     "NCCL_GRAPH_MIXING_SUPPORT": (
         Override(value="0", when="dcp-size > 1 with --enable-symm-mem", allow="leave out --enable-symm-mem"),
     ),
     "NCCL_GRAPH_REGISTER": (
-        Override(value="0", when="the engine's default where it is unset", allow="set it explicitly"),
+        Override(value="0", when="the engine's default if it is unset", allow="set it explicitly", only_if_unset=True),
     ),
     "NCCL_ALGO": (
         Override(

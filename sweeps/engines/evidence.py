@@ -6,6 +6,7 @@ someone else. Each needs a different explanation in the report.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ DECODE_BYTES_AT_MOST = 1 << 20
 _OURS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 _LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR"})
 """Set by container images and builds; NCCL reads none of them."""
-_WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
+WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
 """Prefixes of variables that are reported although nobody asked for them."""
 _UNKNOWN_SOURCE = "source unknown; check sitecustomize, wrapper scripts and plugins"
 
@@ -131,12 +132,12 @@ def _grade_variable(
 
 
 def _overridden_by(name: str, seen: str, conf_files: Sequence[ConfFile]) -> str:
-    for override in OVERRIDES.get(name, ()):
-        if override.value == seen:
-            return f"by {override.when}; to allow it: {override.allow}"
     for file in conf_files:
         if file.settings.get(name) == seen:
             return f"by {file.path} ({file.sha256[:12]})"
+    for override in OVERRIDES.get(name, ()):
+        if override.value == seen and not override.only_if_unset:
+            return f"as by {override.when}; to allow it: {override.allow}"
     return _UNKNOWN_SOURCE
 
 
@@ -196,7 +197,7 @@ def _extra(requested: Mapping[str, str], facts: RankFacts, conf_files: Sequence[
     read = facts.nccl.set_by_environment if facts.nccl else {}
     present = {**read, **facts.environment}
     for name, value in sorted(present.items()):
-        if name in requested or name in _OURS or name in _LABELS or not name.startswith(_WATCHED):
+        if name in requested or name in _OURS or name in _LABELS or not name.startswith(WATCHED):
             continue
         file = next((file for file in conf_files if file.settings.get(name) == value), None)
         default = next((each for each in OVERRIDES.get(name, ()) if each.value == value), None)
@@ -293,7 +294,9 @@ def grade_arguments(
                     seen=seen,
                     effective=effective,
                     grade=grade,
-                    detail=None if grade == "effective" else "the server's own rules decided otherwise: see its log",
+                    detail=None
+                    if grade == "effective"
+                    else f"the server resolved it as {effective}, by rules of its own: see its log",
                 )
             )
     return tuple(rows)
@@ -323,10 +326,15 @@ def _redacted(row: Evidence) -> Evidence:
 
 
 def _equal(held: str | None, wanted: str) -> bool:
-    """Equal as numbers, truth values or text: `4` and `4.0`, `true` and `True`."""
+    """Equal as numbers, truth values, lists or text: `4` and `4.0`, `true` and `True`, a path and its end."""
     if held is None:
         return wanted.lower() in ("none", "null")
     try:
         return float(held) == float(wanted)
     except ValueError:
-        return held.lower() == wanted.lower()
+        return _plain(held) == _plain(wanted) or ("/" in wanted and held.endswith(f"/{wanted}"))
+
+
+def _plain(value: str) -> str:
+    """Without what a command line, JSON and Python write differently: `1 2` and `[1, 2]`."""
+    return re.sub(r"[\s,'\"\[\]()]+", " ", value).strip().lower()

@@ -457,7 +457,9 @@ def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
         first = lost[0]
         raise EngineError(
             f"{first.setting}: wanted {first.requested} in rank {first.rank}, seen {first.seen}, "
-            f"effective {first.effective} ({first.grade}; {len(lost)} such findings)",
+            f"effective {first.effective} ({first.grade}{f', {first.detail}' if first.detail else ''}); "
+            f"in ranks {sorted({each.rank for each in lost if each.setting == first.setting})}, "
+            f"settings {', '.join(sorted({each.setting for each in lost}))}",
             stage="first_request",
             kind="not_effective",
         )

@@ -30,7 +30,7 @@ ATTENTION_BACKEND = "attention-backend"
 AT_START = frozenset({"NCCL_CONF_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 """NCCL variables that act outside communicators. So do plugins (`NCCL_*_PLUGIN`) and names that NCCL does not own."""
 
-_NO_GRAPHS = ("disable-cuda-graph", "enable-dp-attention", "enable-two-batch-overlap")
+_NO_GRAPHS = ("disable-cuda-graph", "enable-two-batch-overlap")
 """Server arguments under which a decode does not replay graphs of the tensor-parallel group alone."""
 
 

@@ -62,6 +62,8 @@ OWNED_ENV: Mapping[str, str] = {
 }
 
 
+_REPLICATES = frozenset({"dp-size", "dp", "data-parallel-size", "enable-dp-attention"})
+"""Server arguments that make several groups of ranks, each with cycles of its own."""
 _INHERIT = "a secret belongs in the node's environment, and its variable's name in engine.inherit"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -153,6 +155,12 @@ def _args(spec: SweepSpec) -> Iterator[Problem]:
                 yield Problem(
                     (section, "args", name), f"wanted the command line's name without dashes in front: {bare}"
                 )
+    for section, arguments in (("engine", spec.engine.args), ("search", spec.search.args)):
+        for name in sorted(_REPLICATES & arguments.keys()):
+            yield Problem(
+                (section, "args", name),
+                "not supported: data parallel ranks run cycles of their own, and the probe tells one group's alone",
+            )
     for name in spec.search.args.keys() & spec.engine.args.keys():
         yield Problem(("search", "args", name), "set in engine.args too: write it in one place")
 

@@ -152,15 +152,15 @@ def c_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 libc.setenv(name.encode(), value, 1)
 
 
-def read_environment(prefix: str, names: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Variables that begin with `prefix`, and `names`, by C getenv: what NCCL itself would read in this process."""
+def read_environment(prefix: str | tuple[str, ...], names: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Variables that begin with `prefix` (one of them), and `names`, by C getenv: what NCCL itself would read here."""
     libc = ctypes.CDLL(None)
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ")
     libc.getenv.restype = ctypes.c_char_p
     wanted, position = {name.encode() for name in names}, 0
     while (entry := entries[position]) is not None:
         name = entry.split(b"=", 1)[0]
-        if name.startswith(prefix.encode()):
+        if name.decode(errors="replace").startswith(prefix):
             wanted.add(name)
         position += 1
     values = {name.decode(): libc.getenv(name) for name in sorted(wanted)}

@@ -18,6 +18,8 @@ from specsweep_probe.targets import Targets
 
 FOLDER_VARIABLE = "SPECSWEEP_PROBE_DIR"
 ASKED_VARIABLE = "SPECSWEEP_PROBE_ENV"
+WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
+"""Prefixes of variables that are reported although nobody asked for them."""
 
 
 def start_control(recorder: Recorder, states: States | None, targets: Targets, warning: str | None) -> None:
@@ -61,9 +63,19 @@ def _handshake(
         "missing": [role for role, found in wrapped.items() if not found],
         "warning": warning,
         **({"states": {}, "communicators": {}} if states is None else states.account()),
-        "environment": read_environment("NCCL_", _asked()),
+        "environment": read_environment(WATCHED, _asked()),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "nccl": _nccl_version(),
         "written_s": time.monotonic(),
     }
+
+
+def _nccl_version() -> str | None:
+    import torch
+
+    if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _rank() -> tuple[int, int]:

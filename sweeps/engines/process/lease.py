@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -336,6 +337,8 @@ class _Guard:
 def _die_with(guard_pid: int) -> None:
     """In the server before exec: SIGKILL at the guard's death, and no signal mask from whoever started the owner."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with suppress(PermissionError):  # Ray starts its workers at 15; without the right to it the ranks report theirs
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != guard_pid:
         os._exit(1)

@@ -65,11 +65,14 @@ class GpuTelemetry:
 
     def users(self) -> tuple[GpuUser, ...]:
         """Compute processes on these GPUs. Inside a container NVML may show none, or pids of the host."""
-        return tuple(
-            GpuUser(gpu, process.pid, process.usedGpuMemory)
-            for gpu, handle in self._handles.items()
-            for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        )
+        found = []
+        for gpu, handle in self._handles.items():
+            try:
+                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except self._nvml.NVMLError:  # not offered by this GPU
+                continue
+            found += [GpuUser(gpu, process.pid, process.usedGpuMemory) for process in processes]
+        return tuple(found)
 
     @contextmanager
     def window(self, *, period_s: float = 0.5) -> Iterator[Readings]:

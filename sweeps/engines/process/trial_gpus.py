@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from sweeps.engines.base import EngineError
@@ -29,11 +29,35 @@ class TrialGpus:
         self._folder = folder
         self._telemetry = GpuTelemetry.open(visible_gpus(count))
         now = self._telemetry.used_bytes() if self._telemetry else {}
+        users = self._telemetry.users() if self._telemetry else ()
+        self._strangers = frozenset(user.pid for user in users if (user.used_bytes or 0) > _LEFT_BYTES)
+        """Were there before the launch, with more than a context."""
+        self._served_by: set[int] | None = None
         self._used_before = {gpu: self._remembered(gpu, used) for gpu, used in now.items()}
 
-    def window(self) -> AbstractContextManager[Readings]:
-        """Readings over the body, filled when it has ended; empty without NVML."""
-        return self._telemetry.window() if self._telemetry else nullcontext({})
+    @contextmanager
+    def window(self, own_pids: Callable[[], Collection[int]] = tuple) -> Iterator[Readings]:
+        """Readings over the body, filled when it has ended; empty without NVML.
+
+        `foreign_pids` lists compute processes that came after the first window began and are none of `own_pids`, and
+        those that were there before the launch and hold more than a context; it is absent if there were none. NVML in
+        a container may name pids of the host: so whoever is there when the first window begins counts as the server.
+        """
+        if self._telemetry is None:
+            yield {}
+            return
+        users = {user.pid for user in self._telemetry.users()}
+        if self._served_by is None:
+            self._served_by = users - self._strangers
+        with self._telemetry.window() as readings:
+            yield readings
+        users |= {user.pid for user in self._telemetry.users()}
+        new = users - self._served_by - self._strangers
+        if new:
+            new -= set(own_pids())
+            self._served_by |= users & set(own_pids())
+        if foreign := sorted(new | (users & self._strangers)):
+            readings["foreign_pids"] = ",".join(map(str, foreign))
 
     def prove_free(self, *, timeout_s: float) -> None:
         """Wait until the GPUs hold no more than before.

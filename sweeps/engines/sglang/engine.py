@@ -159,7 +159,7 @@ class SGLangEngine:
     def _record(self, live: LiveServer, block: Block) -> BlockRecord:
         live.forget()
         assert self._gpus is not None
-        with self._gpus.window() as readings:
+        with self._gpus.window(live.server.survivors) as readings:
             load = live.generate(block, "measure", timeout_s=self._spec.engine.deadlines_s.block)
         cycles = live.take_own("measure")
         return BlockRecord(

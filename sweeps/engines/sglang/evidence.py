@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sweeps.engines.base import Evidence
+from sweeps.engines.base import EngineError, Evidence
 from sweeps.engines.env_sources import nccl_conf_files
 from sweeps.engines.evidence import (
     RankFacts,
@@ -24,7 +24,9 @@ from sweeps.engines.sglang.probe_link import Handshake
 from sweeps.engines.sglang.server_log import resolved_arguments
 from sweeps.engines.sglang.state_plan import State
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
+from sweeps.results.resolved import RESOLVED
 from sweeps.spec.model import Scalar
+from sweeps.spec.names import SIMULATES_ACCEPTANCE
 from sweeps.spec.space import Configuration
 
 _TOLD = (
@@ -71,6 +73,7 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     all_reduce = all_reduce_backend(resolved, log, facts if state is None or not state.custom else ())
     launched = {name: plan.environment.get(name, value) for name, value in plan.requested.items()}
     requested = {**launched, **dict(live.configuration.nccl_env)}
+    refuse_simulation(facts, requested)
     rows = grade_environment(
         {name: value for name, value in requested.items() if name != "PYTHONPATH"},
         facts,
@@ -86,19 +89,45 @@ def gather_evidence(live: LiveServer, cycles: pa.Table) -> tuple[tuple[Evidence,
     )
     if state is not None:
         arguments = tuple(_explain_switch(row, state) for row in arguments)
-    return redacted_evidence((*rows, *arguments)), all_reduce
+    return redacted_evidence((*rows, *arguments, *_niceness(live.handshakes))), all_reduce
+
+
+def refuse_simulation(ranks: Sequence[RankFacts], requested: Mapping[str, str]) -> None:
+    """Raise EngineError (`not_effective`) if a rank simulates acceptance and the sweep did not ask for it."""
+    for name in sorted(
+        {name for facts in ranks for name in facts.environment if name.startswith(SIMULATES_ACCEPTANCE)}
+    ):
+        if name not in requested:
+            having = {facts.rank: facts.environment[name] for facts in ranks if name in facts.environment}
+            raise EngineError(
+                f"env.{name}: {next(iter(having.values()))} in ranks {sorted(having)}, but nobody asked for it: "
+                "acceptance is simulated, and no throughput means anything",
+                stage="first_request",
+                kind="not_effective",
+            )
+
+
+def _niceness(handshakes: Sequence[Handshake]) -> Iterator[Evidence]:
+    """One row for each rank that yields to whatever else its host runs."""
+    for each in handshakes:
+        if each.niceness:
+            yield Evidence(
+                rank=each.rank,
+                setting="process.niceness",
+                requested=None,
+                seen=str(each.niceness),
+                effective=str(each.niceness),
+                grade="extra",
+                detail="inherited from its starter; start Ray with RAY_worker_niceness=0",
+            )
 
 
 def _requested_arguments(
     fixed: Mapping[str, Scalar], configuration: Configuration, resolved: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Every dimension, and those of `_TOLD` that the launch fixes, if the server reports a value for them."""
+    """Every dimension, and whatever the launch fixes, if the server reports a value for it."""
     given = {name.replace("-", "_"): str(value) for name, value in fixed.items()}
-    arguments = {
-        name: value
-        for name, value in given.items()
-        if name in _TOLD and resolved.get(name) is not None and value != "auto"
-    }
+    arguments = {name: value for name, value in given.items() if resolved.get(name) is not None and value != "auto"}
     arguments |= {name.replace("-", "_"): str(value) for name, value in configuration.args}
     if configuration.speculates:
         arguments |= {
@@ -168,7 +197,8 @@ def keep_nccl_logs(folder: Path, into: Path) -> None:
 def effective_settings(live: LiveServer) -> dict[str, str]:
     """The engine's own account of the configuration that it serves, for the trials table."""
     configuration, state = live.configuration, live.holds(live.configuration)
-    settings = {name: str(live.info[name]) for name in _TOLD if live.info.get(name) is not None}
+    told = _told(live)
+    settings = {name: str(told[name]) for name in (*_TOLD, *RESOLVED) if told.get(name) is not None}
     settings["num_steps"] = str(configuration.num_steps)
     if configuration.speculates:
         settings["speculative_worker"] = "v2"  # the probe wraps no other: its cycles are the proof
@@ -179,6 +209,15 @@ def effective_settings(live: LiveServer) -> dict[str, str]:
         settings |= _state_settings(live, state)
     settings["server_log"] = live.log_path.name
     return settings
+
+
+def _told(live: LiveServer) -> Mapping[str, object]:
+    """The server's account of itself, with what its first scheduler says of its limits, and NCCL's version."""
+    inner = live.info.get("internal_states")
+    first = inner[0] if isinstance(inner, list) and inner and isinstance(inner[0], Mapping) else {}
+    logs = (_nccl_log(live.plan.folder, f"nccl.*.{each.pid}.log") for each in live.handshakes)
+    logged = next((log.version for log in logs if log is not None and log.version is not None), None)
+    return {**first, **live.info, "nccl_version": logged or live.handshakes[0].nccl}
 
 
 def _state_settings(live: LiveServer, state: State) -> dict[str, str]:

@@ -18,6 +18,7 @@ from sweeps.engines.command import (
 from sweeps.engines.sglang.state_plan import StatePlan
 from sweeps.redaction import redacted_variables, redacted_words, reference
 from sweeps.spec.model import Scalar, SweepSpec
+from sweeps.spec.names import SIMULATES_ACCEPTANCE
 from sweeps.spec.space import Configuration
 
 PROBE_FOLDER = Path(__file__).resolve().parents[2] / "cycle_probe"
@@ -137,10 +138,12 @@ def _filled_in(requested: Mapping[str, str], inherited: Mapping[str, str]) -> di
 def _without_swept(spec: SweepSpec, inherited: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Inherited variables that the sweep sets nowhere, and the names of the others, sorted.
 
-    A variable that one configuration sets must be absent from a configuration that does not set it.
+    A variable that one configuration sets must be absent from a configuration that does not set it. Simulated
+    acceptance is never inherited.
     """
     swept = {name for variables in spec.nccl_sets.values() for name in variables}
     swept |= {*spec.search.env, *spec.engine.env, *OTHER_INTERPRETERS, *NEVER_INHERITED}
+    swept |= {name for name in inherited if name.startswith(SIMULATES_ACCEPTANCE)}
     kept = {name: value for name, value in inherited.items() if name not in swept}
     return kept, tuple(sorted(swept & set(inherited)))
 

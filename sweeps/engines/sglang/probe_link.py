@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -68,6 +68,8 @@ class Handshake:
     """By C getenv: what acts on communication (`NCCL_*` among it) and what was asked for."""
     niceness: int | None = None
     """Of the rank's process; None if its probe does not tell."""
+    nccl: str | None = None
+    """Version of the library that torch uses; None without it."""
 
 
 class ProbeLink:
@@ -161,7 +163,8 @@ def _handshake(name: str, document: Mapping[str, Any]) -> Handshake:
             missing=tuple(document["missing"]),
             states=states,
             communicators=made,
-            niceness=document.get("niceness"),
+            niceness=_optional(document, "niceness", int),
+            nccl=_optional(document, "nccl", str),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"{name}: wanted a handshake, but {_problem(error)}") from error
@@ -169,6 +172,14 @@ def _handshake(name: str, document: Mapping[str, Any]) -> Handshake:
     if wrong or not all(isinstance(value, str) for value in handshake.environment.values()):
         raise ProbeError(f"{name}: {', '.join(wrong) or 'environment'} is of another type than a handshake's")
     return handshake
+
+
+T = TypeVar("T")
+
+
+def _optional(document: Mapping[str, Any], field: str, kind: type[T]) -> T | None:
+    value = document.get(field)
+    return value if isinstance(value, kind) else None
 
 
 _PLAIN_FIELDS: Mapping[str, type | tuple[type, ...]] = {

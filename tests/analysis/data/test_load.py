@@ -144,3 +144,12 @@ def test_a_folder_that_cannot_be_read_is_one_clear_line(tmp_path: Path, damage: 
         load(root)
     assert "\n" not in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_what_servers_resolved_differently_is_a_warning(tmp_path: Path) -> None:
+    wide = replace(CONTROL, columns={"effective": {"cuda_graph_max_bs": "160", "mem_fraction_static": "0.9"}})
+    narrow = replace(EAGLE, columns={"effective": {"cuda_graph_max_bs": "48", "mem_fraction_static": "0.8"}})
+    (said,) = [line for line in load(write_sweep(tmp_path / "r", [wide, narrow])).warnings if "resolved" in line]
+    assert said.startswith("servers resolved cuda_graph_max_bs differently (160 in t0000; 48 in t0001)")
+    swept = replace(narrow, columns={**narrow.columns, "args": {"cuda-graph-max-bs": "48"}})
+    assert not [line for line in load(write_sweep(tmp_path / "s", [wide, swept])).warnings if "resolved" in line]

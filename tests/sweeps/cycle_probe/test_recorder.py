@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sweeps.engines.evidence import WATCHED
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -149,6 +151,12 @@ def test_unknown_version_is_tried_with_a_warning() -> None:
     assert targets == BY_VERSION["0.5.23"]
     assert warning is not None
     assert "0.6.0" in warning
+
+
+def test_probe_reports_what_the_evidence_watches() -> None:
+    from specsweep_probe.control import WATCHED as REPORTED
+
+    assert REPORTED == WATCHED
 
 
 def test_probe_is_found_as_a_plugin_through_its_folder() -> None:

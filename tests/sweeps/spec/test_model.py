@@ -126,6 +126,8 @@ def test_broken_documents(text: str, message: str) -> None:
         ({"engine": {"kind": "replay"}}, "engine.recording: wanted one for the replay engine"),
         ({"engine": {"kind": "replay", "recording": "/no/where"}}, "engine.recording: wanted a results folder"),
         ({"search__num_steps": []}, "search.num_steps: wanted at least one value"),
+        ({"engine__args": {"dp-size": 2}}, "engine.args.dp-size: not supported: data parallel ranks"),
+        ({"search__args": {"enable-dp-attention": [True]}}, "search.args.enable-dp-attention: not supported"),
         ({"search__num_steps": [1, 2, 1]}, "search.num_steps: 1 is there twice"),
         ({"search__num_steps": [-1]}, "greater than or equal to 0, got -1"),
         ({"search__num_steps": [True]}, "wanted a whole number, got True"),

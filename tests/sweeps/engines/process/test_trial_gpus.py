@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sweeps.engines.base import EngineError
-from sweeps.engines.process.telemetry import GpuUser
+from sweeps.engines.process.telemetry import GpuUser, Readings
 from sweeps.engines.process.trial_gpus import TrialGpus, visible_gpus
 
 GIB = 1 << 30
@@ -20,12 +21,19 @@ class FakeTelemetry:
     def __init__(self, **used: list[int]) -> None:
         self.used = {gpu.removeprefix("gpu"): values for gpu, values in used.items()}
         self.open = True
+        self.holders: list[dict[int, int | None]] = [{4711: None}]
+        """Pid -> bytes, one for each time it is asked, then the last."""
 
     def used_bytes(self) -> dict[str, int]:
         return {gpu: values.pop(0) if len(values) > 1 else values[0] for gpu, values in self.used.items()}
 
     def users(self) -> Sequence[GpuUser]:
-        return (GpuUser("0", 4711, None),)
+        now = self.holders.pop(0) if len(self.holders) > 1 else self.holders[0]
+        return tuple(GpuUser("0", pid, size) for pid, size in now.items())
+
+    @contextmanager
+    def window(self) -> Iterator[Readings]:
+        yield {"power_w": 300.0}
 
     def close(self) -> None:
         self.open = False
@@ -79,3 +87,35 @@ def test_the_gpus_of_a_trial(monkeypatch: pytest.MonkeyPatch, visible: str | Non
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus(2) == ids
+
+
+def foreign(folder: Path, monkeypatch: pytest.MonkeyPatch, *holders: dict[int, int | None]) -> list[object]:
+    """`foreign_pids` of each window, for what NVML says before the launch and at both ends of each window."""
+    telemetry = FakeTelemetry(gpu0=[GIB])
+    telemetry.holders = list(holders)
+    monkeypatch.setattr("sweeps.engines.process.trial_gpus.GpuTelemetry.open", lambda _: telemetry)
+    trial = TrialGpus(1, folder)
+    found: list[object] = []
+    for _ in range((len(holders) - 1) // 2):
+        with trial.window(lambda: [8, 9]) as readings:
+            pass
+        found.append(readings.get("foreign_pids"))
+    return found
+
+
+def test_the_servers_own_processes_are_not_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server: dict[int, int | None] = {7: 70 * GIB, 8: 70 * GIB}
+    assert foreign(tmp_path, monkeypatch, {}, server, server, server, {**server, 9: GIB}) == [None, None]
+
+
+def test_a_process_that_comes_later_is_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server: dict[int, int | None] = {7: 70 * GIB}
+    found = foreign(tmp_path, monkeypatch, {}, server, server, server, {**server, 66: GIB}, {**server, 66: GIB}, server)
+    assert found == [None, "66", "66"]
+
+
+def test_a_process_from_before_the_launch_is_foreign_unless_it_holds_a_context_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: dict[int, int | None] = {5: 20 * GIB, 6: 100 << 20}
+    assert foreign(tmp_path, monkeypatch, before, {**before, 7: GIB}, {**before, 7: GIB}) == ["5"]

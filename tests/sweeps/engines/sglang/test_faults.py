@@ -170,6 +170,26 @@ def test_what_nccl_says_in_its_own_file_is_the_cause(faulty: Faulty) -> None:
     assert raised.value.kind == "nccl_no_algorithm"
 
 
+def test_acceptance_that_a_rank_simulates_unasked_is_refused(faulty: Faulty) -> None:
+    engine = faulty.engine("inject:SGLANG_SIMULATE_ACC_LEN=3")
+    with pytest.raises(EngineError, match=r"SGLANG_SIMULATE_ACC_LEN: 3 in ranks \[0, 1\], but nobody") as raised:
+        engine.launch(faulty.configuration)
+    assert raised.value.kind == "not_effective"
+
+
+def test_ranks_that_yield_to_other_processes_are_named(faulty: Faulty) -> None:
+    report = faulty.engine("niceness:15").launch(faulty.configuration)
+    rows = [(row.rank, row.seen, row.grade) for row in report.evidence if row.setting == "process.niceness"]
+    assert rows == [(0, "15", "extra"), (1, "15", "extra")]
+
+
+def test_what_the_server_resolved_is_in_its_row(faulty: Faulty) -> None:
+    effective = faulty.engine("").launch(faulty.configuration).effective
+    assert effective["nccl_version"] == "2.27.5"
+    assert effective["max_running_requests"] == "48"
+    assert effective["effective_max_running_requests_per_dp"] == "32"
+
+
 def test_a_crash_in_the_middle_of_a_block(faulty: Faulty) -> None:
     engine = faulty.engine("crash_in_block:1")
     engine.launch(faulty.configuration)

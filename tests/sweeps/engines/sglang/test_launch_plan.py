@@ -98,6 +98,13 @@ def test_swept_names_are_taken_out_of_the_inherited_environment() -> None:
     assert {"NCCL_PROTO", "SGLANG_X", "HF_HUB_OFFLINE"} <= set(child.environment["SPECSWEEP_PROBE_ENV"].split(","))
 
 
+def test_simulated_acceptance_is_never_inherited() -> None:
+    inherited = {"SGLANG_SIMULATE_ACC_LEN": "3", "SGLANG_SIMULATE_ACC_METHOD": "multinomial"}
+    child = plan_launch(spec(), configuration(1), folder=Path("/tmp/p"), inherited=inherited)
+    assert child.removed == ("SGLANG_SIMULATE_ACC_LEN", "SGLANG_SIMULATE_ACC_METHOD")
+    assert not set(inherited) & set(child.environment)
+
+
 def test_plugin_whitelist_keeps_the_probe() -> None:
     child = plan_launch(spec(), configuration(0), folder=Path("/tmp/p"), inherited={"SGLANG_PLUGINS": "other"})
 
