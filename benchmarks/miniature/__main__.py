@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.miniature.corpus import Corpus, read_corpus
 from benchmarks.miniature.drafter import Drafter
-from benchmarks.miniature.drafting import acceptance_by_position, drafting_loss
+from benchmarks.miniature.drafting import acceptance_by_position, drafting_loss, own_text
 from benchmarks.miniature.export import write_model
 from benchmarks.miniature.shapes import RECIPES, Recipe, Stage
 from benchmarks.miniature.target import Target, held_out_loss, make_target, next_token_loss
@@ -89,10 +89,13 @@ def _train_target(job: Job, target: Target, corpus: Corpus) -> None:
         limit_s=None if job.limit_s is None else job.limit_s * 2 / 3,
         checkpoint=checkpoint if job.checkpoints else None,
     )
+    told = _told(stage, done, time.monotonic() - began)
     job.note(
-        target=_told(stage, done, time.monotonic() - began)
+        target=told
         | {
             "weights": sum(weight.numel() for weight in target.parameters()),
+            "weights_per_token": target.weights_per_token(),
+            "flop_per_s": 6 * target.weights_per_token() * told["tokens"] / told["seconds"],
             "held_out_nats_per_byte": held_out_loss(target, corpus, stage.context),
         }
     )
@@ -107,7 +110,7 @@ def _train_drafter(job: Job, drafter: Drafter, target: Target, corpus: Corpus) -
     poor = job.out / "drafter_poor"
 
     def write(folder: Path, progress: Progress, seconds: float) -> None:
-        shares = acceptance_by_position(drafter, target, corpus, draft_steps=recipe.draft_steps)
+        shares = acceptance_by_position(drafter, target, text, draft_steps=recipe.draft_steps)
         told = {"accepted_by_position": shares, "accept_length": 1 + sum(shares)}
         job.note(**{folder.name: _told(stage, progress, seconds) | told})
         write_model(folder, drafter.config(recipe.target.taps), drafter.hugging_face())
@@ -117,6 +120,7 @@ def _train_drafter(job: Job, drafter: Drafter, target: Target, corpus: Corpus) -
             write(poor, progress, time.monotonic() - began)
 
     target.requires_grad_(requires_grad=False)
+    text = own_text(target, corpus)
     began, checkpoint = time.monotonic(), job.out / "drafter.checkpoint"
     done = run(
         "drafter",
@@ -131,7 +135,8 @@ def _train_drafter(job: Job, drafter: Drafter, target: Target, corpus: Corpus) -
     checkpoint.unlink(missing_ok=True)
 
 
-def _told(stage: Stage, progress: Progress, seconds: float) -> dict[str, float | int | None]:
+def _told(stage: Stage, progress: Progress, seconds: float) -> dict[str, Any]:
+    """`flop_per_s` beside it counts two operations a weight forward and four backward, attention left out."""
     tokens = progress.step * stage.batch * stage.context
     return {"steps": progress.step, "tokens": tokens, "seconds": round(seconds, 1), "training_loss": progress.loss}
 

@@ -12,7 +12,7 @@ from benchmarks.miniature.drafter import Drafter
 from benchmarks.miniature.shapes import Stage
 from benchmarks.miniature.target import Target, continue_greedily
 
-_PROMPT, _CONTINUED, _PROMPTS = 64, 128, 16
+_PROMPT, _CONTINUED, _PROMPTS = 64, 64, 32
 _SEED = 2 * 10**9
 
 
@@ -40,13 +40,16 @@ def drafting_loss(
     return loss_of
 
 
-def acceptance_by_position(drafter: Drafter, target: Target, corpus: Corpus, *, draft_steps: int) -> list[float]:
-    """[i]: share of chains whose first i + 1 drafts are what the target says, over its own text after held-out prompts.
+def own_text(target: Target, corpus: Corpus) -> torch.Tensor:
+    """Held-out prompts, each with the target's own greedy text after it."""
+    return continue_greedily(target, corpus.windows(_PROMPTS, _PROMPT, seed=_SEED, held_out=True), _CONTINUED)
+
+
+def acceptance_by_position(drafter: Drafter, target: Target, text: torch.Tensor, *, draft_steps: int) -> list[float]:
+    """[i]: share of chains whose first i + 1 drafts are what the target says, over `own_text`.
 
     The target's text is greedy, so a chain from any place in it is judged as a server would judge it there.
     """
-    prompts = corpus.windows(_PROMPTS, _PROMPT, seed=_SEED, held_out=True)
-    text = continue_greedily(target, prompts, _CONTINUED)
     with torch.no_grad():
         _, taps = target(text)
         embedded = target.model["embed_tokens"](text[:, 1:-1])

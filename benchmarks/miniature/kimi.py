@@ -22,6 +22,10 @@ _BALANCE_RATE = 0.001
 """Change of an expert's bias after each step, towards equal load (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
 
 
+_grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
+"""Public since torch 2.10."""
+
+
 class LatentAttention(nn.Module):
     """Multi-head latent attention: queries and keys through low ranks, one rotary key for all heads."""
 
@@ -112,7 +116,7 @@ def _counts(chosen: torch.Tensor, experts: int) -> torch.Tensor:
 def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Rows sorted by group times the matrix of their group; `counts` rows belong to each group."""
     if rows.dtype == torch.bfloat16:
-        return F.grouped_mm(rows, matrices, offs=counts.cumsum(0).to(torch.int32))
+        return _grouped_mm(rows, matrices, offs=counts.cumsum(0).to(torch.int32))
     parts = rows.split(counts.tolist())
     return torch.cat([part @ matrix for part, matrix in zip(parts, matrices, strict=True)])
 
@@ -156,6 +160,12 @@ class Kimi(nn.Module):
             if number in self.shape.taps:
                 taps.append(x)
         return self.lm_head(self.model["norm"](x)), torch.cat(taps, dim=-1)
+
+    def weights_per_token(self) -> int:
+        """Weights that one token is multiplied with."""
+        shape = self.shape
+        idle = (shape.layers - 1) * (shape.experts - shape.experts_per_token) * 3 * shape.hidden * shape.expert
+        return sum(weight.numel() for weight in self.parameters()) - VOCABULARY * shape.hidden - idle
 
     def after_step(self) -> None:
         """Balance the experts' load."""

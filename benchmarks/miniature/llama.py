@@ -81,6 +81,10 @@ class Llama(nn.Module):
                 taps.append(x)
         return self.lm_head(self.model["norm"](x)), torch.cat(taps, dim=-1)
 
+    def weights_per_token(self) -> int:
+        """Weights that one token is multiplied with."""
+        return sum(weight.numel() for weight in self.parameters()) - VOCABULARY * self.shape.hidden
+
     def after_step(self) -> None:
         """Nothing to balance."""
 
