@@ -81,6 +81,7 @@ bench: $(VENV)/.ready  ## every benchmark that needs no GPU, then the page of re
 	$(RUN) -m benchmarks.overhead
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.search_cost $(if $(TORCH_SITE),--torch-site $(TORCH_SITE))
 	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(RUN) -m benchmarks.verdicts --record
+	$(RUN) -m benchmarks.what_if
 	$(RUN) -m benchmarks.results_page
 
 results-page: $(VENV)/.ready

@@ -40,6 +40,14 @@ kernel doing every all-reduce of the target's forward, so the sets of those rows
 so is `misspelt`, which NCCL does not read. ll-ring's +10.4 % at 1 step over the default is more than all of the
 communication there (348 us of a cycle of 6.9 ms, 5.3 %): it is the host's waiting, and the forward, where NCCL
 acts, differs by 1.1 %.""",
+    "what_if": """What-if claims of the report against recorded measurements; `error` is predicted over measured, less
+1. The claim is 2 %. At one request at a time it stands for two thirds of the blocks and falls for the rest: cycles in
+which more is accepted take up to 5 % less. At 4 requests at a time it falls: requests of a wave end at different times,
+so fewer than 4 are in flight on average. Across two launches of a model that waits for its host it falls, too. A
+chain's histogram tells the accept lengths of shorter chains. The good drafter's throughput from the poor drafter's
+cycles is within 2 % for chains up to 5 steps at one request at a time, and 7.5 % too low at 7; cycles beyond 2
+steps are extrapolated. In `h200_miniature_v1` acceptance is real. Accept lengths pinned at 1.5 to 3.5 in one server
+(`benchmarks.miniature.pinned_lengths`) have not been recorded on a GPU.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
 and the core with the model itself. Then its cycles against two other clocks, and its phases against the spans of
