@@ -21,8 +21,8 @@ class BlockSummary:
     block_index: int
     started_s: float
     wall_s: float
-    tok_s: float | None
-    """None without decode time; `plausible` keeps such a block from whoever compares."""
+    decode_tokens: int
+    decode_s: float
     num_cycles: int
     accept_length: float | None
     """Tokens per request and verify cycle, bonus token included; None without speculation."""
@@ -35,6 +35,11 @@ class BlockSummary:
     gap_ms: float | None
     cycle_ms: float | None
 
+    @property
+    def tok_s(self) -> float | None:
+        """None without decode time; `plausible` keeps such a block from whoever compares."""
+        return self.decode_tokens / self.decode_s if self.decode_s > 0 else None
+
 
 def summarise(record: BlockRecord, *, block_index: int) -> BlockSummary:
     """Reduce a block's record, believable or not (`sweeps.results.plausible` judges that)."""
@@ -46,7 +51,8 @@ def summarise(record: BlockRecord, *, block_index: int) -> BlockSummary:
         block_index=block_index,
         started_s=record.started_s,
         wall_s=record.wall_s,
-        tok_s=record.decode_tokens / record.decode_s if record.decode_s > 0 else None,
+        decode_tokens=record.decode_tokens,
+        decode_s=record.decode_s,
         num_cycles=cycles.num_rows,
         accept_length=accept_length,
         accept_histogram=_accept_histogram(verified),

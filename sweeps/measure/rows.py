@@ -83,8 +83,7 @@ def block_row(record: BlockRecord, summary: BlockSummary, block: Block, suspect:
     return {
         **{name: value for name, value in asdict(summary).items() if name != "accept_histogram"},
         "accept_histogram": None if summary.accept_histogram is None else list(summary.accept_histogram),
-        "decode_s": record.decode_s,
-        "decode_tokens": record.decode_tokens,
+        "tok_s": summary.tok_s,
         "num_requests": len(record.requests),
         "concurrency": block.concurrency,
         "timer_kind": kinds[0] if len(kinds) == 1 else None,

@@ -50,13 +50,16 @@ class Observation:
     refused: bool = False
     """Failed without a launch (outcome `invalid`): it cost nothing."""
 
+    def blocks_with(self, metric: Metric) -> tuple[BlockSummary, ...]:
+        """The blocks that have a value of the metric."""
+        return tuple(block for block in self.blocks if block_value(block, metric) is not None)
+
     def values(self, metric: Metric) -> tuple[float, ...]:
         """The metric of each block that has one."""
         return tuple(value for block in self.blocks if (value := block_value(block, metric)) is not None)
 
     def mean(self, metric: Metric) -> float | None:
-        values = self.values(metric)
-        return sum(values) / len(values) if values else None
+        return pooled(self.blocks, metric)
 
 
 @runtime_checkable
@@ -183,17 +186,31 @@ class Observations:
             among: only these count (a control outside the space is no candidate); None for all.
         """
         allowed = None if among is None else set(among)
-        means: dict[Configuration, list[float]] = {}
+        blocks: dict[Configuration, list[BlockSummary]] = {}
         for seen in self:
             configuration = seen.trial.configuration
-            if seen.status != "completed" or (allowed is not None and configuration not in allowed):
-                continue
-            if (mean := seen.mean(metric)) is not None:
-                means.setdefault(configuration, []).append(mean)
+            if seen.status == "completed" and (allowed is None or configuration in allowed):
+                blocks.setdefault(configuration, []).extend(seen.blocks)
+        means = {each: mean for each, own in blocks.items() if (mean := pooled(own, metric)) is not None}
         if not means:
             return None
         pick = max if MAXIMISED[metric] else min
-        return pick(means, key=lambda configuration: sum(means[configuration]) / len(means[configuration]))
+        return pick(means, key=means.__getitem__)
+
+
+def pooled(blocks: Iterable[BlockSummary], metric: Metric) -> float | None:
+    """The metric over blocks as the report has it: tokens over seconds, or milliseconds over cycles; None without any.
+
+    A ratio of sums. The mean of the blocks' rates is larger by about their squared coefficient of variation, and only
+    with speculation, so it would favour speculation and long drafts.
+    """
+    known = [(block, value) for block in blocks if (value := block_value(block, metric)) is not None]
+    if not known:
+        return None
+    if metric == "tok_s":
+        return sum(block.decode_tokens for block, _ in known) / sum(block.decode_s for block, _ in known)
+    cycles = [max(1, block.num_cycles) for block, _ in known]
+    return sum(count * value for count, (_, value) in zip(cycles, known, strict=True)) / sum(cycles)
 
 
 def block_value(block: BlockSummary, metric: Metric) -> float | None:

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, name_trial
-from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations
+from sweeps.search.observations import MAXIMISED, DecidingPruner, Observation, Observations, pooled
 from sweeps.search.samplers import Search, build_search
 from sweeps.search.study_journal import SPECULATIVE, finished_trial, is_free, step_of
 from sweeps.spec.model import SweepSpec
@@ -103,18 +103,18 @@ class OptunaStudy:
 
     def report(self, observed: Observation, block: BlockSummary) -> Decision:
         """Report a block of a candidate, and decide whether its trial goes on. A last block is never pruned."""
-        values = observed.values(self._metric)
-        if not values or not math.isfinite(values[-1]):
+        known = observed.blocks_with(self._metric)
+        if not known or not math.isfinite(observed.values(self._metric)[-1]):
             return Decision(prune=False)
         handle = self._asked[observed.trial.trial_id]
-        step, value = step_of(self._spec, block.block_index, values)
+        step, value = step_of(self._spec, known)
         reported = self._reported.setdefault(observed.trial.trial_id, set())
         if step not in reported:  # Optuna keeps the first report of a step, and a repeated attempt has them again
             reported.add(step)
             handle.report(value, step)
         if len(observed.blocks) >= self._spec.workload.blocks:
             return Decision(prune=False)
-        return self._decide(handle, values)
+        return self._decide(handle, observed)
 
     def close(self, observed: Observation) -> None:
         """Tell how a candidate ended."""
@@ -181,26 +181,29 @@ class OptunaStudy:
         if observed is None or observed.status == "failed":
             self._fail(handle, DRIVER_DIED if observed is None else observed.reason or DRIVER_DIED)
             return
-        for count, block in enumerate(observed.blocks, start=1):
-            step, value = step_of(self._spec, block.block_index, observed.values(self._metric)[:count])
+        known = observed.blocks_with(self._metric)
+        for count in range(1, len(known) + 1):
+            step, value = step_of(self._spec, known[:count])
             if step not in frozen.intermediate_values:
                 handle.report(value, step)
         self._close(handle, observed)
 
-    def _decide(self, handle: optuna.Trial, values: tuple[float, ...]) -> Decision:
+    def _decide(self, handle: optuna.Trial, observed: Observation) -> Decision:
         pruner = self.study.pruner
         if isinstance(pruner, DecidingPruner):
             return pruner.decide(handle.number)
         if not handle.should_prune():
             return Decision(prune=False)
-        mean = sum(values) / len(values)
+        mean = observed.mean(self._metric)
+        assert mean is not None, "a decision without a value"
         best = self._observations.incumbent(self._metric)
-        numbers = {"mean": mean, "blocks": float(len(values))}
-        reason = f"{self._spec.study.pruner.name}: {self._metric} {mean:.2f} over {len(values)} blocks"
+        numbers = {"mean": mean, "blocks": float(len(observed.blocks))}
+        reason = f"{self._spec.study.pruner.name}: {self._metric} {mean:.2f} over {len(observed.blocks)} blocks"
         if best is not None:
             of_best = self._observations.of_configuration(best)
-            known = [value for seen in of_best if (value := seen.mean(self._metric)) is not None]
-            numbers["incumbent"] = sum(known) / len(known)
+            known = pooled((block for seen in of_best for block in seen.blocks), self._metric)
+            assert known is not None, "an incumbent without a value"
+            numbers["incumbent"] = known
             reason += f", incumbent {numbers['incumbent']:.2f} ({best.label})"
         return Decision(prune=True, reason=reason, numbers=numbers)
 

@@ -18,9 +18,10 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import study_number
 from sweeps.results.part_file import write_whole
-from sweeps.search.observations import MAXIMISED, Observation
+from sweeps.search.observations import MAXIMISED, Observation, pooled
 from sweeps.search.resume import Earlier
 from sweeps.spec.model import Metric, SweepSpec
 from sweeps.spec.names import DRAFTING
@@ -67,21 +68,22 @@ def open_study(path: Path, spec: SweepSpec, space: Space, earlier: Earlier) -> t
     return open_journal(path), None
 
 
-def step_of(spec: SweepSpec, block_index: int, values: tuple[float, ...]) -> tuple[int, float]:
-    """Wilcoxon pairs blocks (step = block, value = the block's); others compare running means by length."""
-    if spec.study.pruner.name == "wilcoxon":
-        return block_index, values[-1]
-    return len(values), sum(values) / len(values)
+def step_of(spec: SweepSpec, blocks: tuple[BlockSummary, ...]) -> tuple[int, float]:
+    """Wilcoxon pairs blocks (step = block, value = the block's); others compare what a trial has so far by length.
+
+    Args:
+        blocks: of a trial up to the reported one, each with a value of the metric.
+    """
+    paired = spec.study.pruner.name == "wilcoxon"
+    value = pooled(blocks[-1:] if paired else blocks, spec.study.metric)
+    assert value is not None, "a step without a value"
+    return blocks[-1].block_index if paired else len(blocks), value
 
 
 def steps_of(spec: SweepSpec, observed: Observation) -> dict[int, float]:
     """What was reported of each block, by step."""
-    values = observed.values(spec.study.metric)
-    return dict(
-        step_of(spec, block.block_index, values[:count])
-        for count, block in enumerate(observed.blocks, start=1)
-        if values[:count]
-    )
+    known = observed.blocks_with(spec.study.metric)
+    return dict(step_of(spec, known[:count]) for count in range(1, len(known) + 1))
 
 
 def is_free(space: Space, name: str) -> bool:

@@ -58,7 +58,7 @@ class ReplayEngine:
         return self._clock_s
 
     def tok_s(self, configuration: Configuration) -> float:
-        """The recorded mean: a benchmark's truth. Raises EngineError for what was never measured."""
+        """The recorded tokens over seconds: a benchmark's truth. Raises EngineError for what was never measured."""
         recorded = self._recorded(configuration)
         if not recorded.blocks:
             raise EngineError(f"{configuration.label}: no recorded block", stage="plan", kind="invalid_config")
@@ -203,7 +203,8 @@ class ReplayEngine:
 
 _SUMMARY_COLUMNS = (
     "wall_s",
-    "tok_s",
+    "decode_tokens",
+    "decode_s",
     "accept_length",
     "draft_ms",
     "verify_ms",

@@ -42,11 +42,15 @@ class RecordedConfiguration:
 
     @property
     def tok_s(self) -> float:
-        """Mean over block indices of the mean over their recorded blocks: what endless replay converges to."""
-        by_index: dict[int, list[float]] = {}
+        """Tokens over seconds with equal weight of every block index: what endless replay converges to."""
+        by_index: dict[int, list[Row]] = {}
         for row in self.blocks:
-            by_index.setdefault(row["block_index"], []).append(row["tok_s"])
-        return fmean(fmean(values) for values in by_index.values())
+            by_index.setdefault(row["block_index"], []).append(row)
+        tokens, seconds = (
+            fmean(fmean(row[name] for row in rows) for rows in by_index.values())
+            for name in ("decode_tokens", "decode_s")
+        )
+        return tokens / seconds
 
 
 class Recording:

@@ -186,13 +186,14 @@ def summarise_block(
     gap_ms = mean.gap_ms * other[2]
     forward_ms = mean.verify_forward_ms * verify
     cycle_ms = gap_ms + (forward_ms if verify_ms is None else verify_ms + (draft_ms or 0.0) + (extend_ms or 0.0))
-    tok_s = 1000.0 * (accept_length or 1.0) / cycle_ms
+    decode_s = wanted * cycle_ms / (1000.0 * (accept_length or 1.0))
     ttft_ms = (forward.prefill_base_ms + forward.prefill_token_ms * prompt_tokens) * conditions.slowdown
     return BlockSummary(
         block_index=index,
         started_s=conditions.started_s,
-        wall_s=ttft_ms / 1000.0 + wanted / tok_s,
-        tok_s=tok_s,
+        wall_s=ttft_ms / 1000.0 + decode_s,
+        decode_tokens=wanted,
+        decode_s=decode_s,
         num_cycles=cycles,
         accept_length=accept_length,
         accept_histogram=histogram,

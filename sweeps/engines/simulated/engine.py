@@ -80,7 +80,7 @@ class SimulatedEngine:
         return self._expected[key]
 
     def expected_tok_s(self, configuration: Configuration, *, num_blocks: int) -> float:
-        """Mean tok/s at batch size 1 over the sweep's own blocks, without noise: what its prompts are worth.
+        """tok/s at batch size 1 over the sweep's own blocks, without noise: their tokens over their seconds.
 
         Raises EngineError where the machine has no such cycle.
         """
@@ -92,7 +92,7 @@ class SimulatedEngine:
             1.0 + sum(shifted(mean.survival, spread * self._difficulty(index, warmup=False)))
             for index in range(num_blocks)
         ]
-        return 1000.0 * sum(lengths) / num_blocks / mean.cycle_ms
+        return 1000.0 * num_blocks / sum(1.0 / length for length in lengths) / mean.cycle_ms
 
     def launch(self, configuration: Configuration, *, states: tuple[Configuration, ...] = ()) -> LaunchReport:
         """See the contract; a fault of the profile takes the time that it would take."""

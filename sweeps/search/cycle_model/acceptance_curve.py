@@ -93,7 +93,9 @@ class ChainModel:
         self._spread = float(np.sqrt((squares.sum() + 2 * _DIFFICULTY_SPREAD**2) / (self.blocks + 2)))
 
     def draw(self, normals: Floats) -> Floats:
-        """Accept length by step count, (positions, draws): [k - 1] over all blocks of a trial.
+        """Accept length by step count, (positions, draws): [k - 1] over all blocks of a trial, tokens over cycles.
+
+        Blocks have equally many tokens, so this is the harmonic mean over blocks.
 
         Args:
             normals: standard normal, (positions + blocks, draws).
@@ -102,10 +104,17 @@ class ChainModel:
         assert self._factor is not None
         state = self._mean[:, None] + self._factor @ normals
         logits = state[: self.positions, None, :] + state[None, self.positions :, :]
-        return 1.0 + np.cumsum(np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0).mean(axis=1), axis=0)
+        survival = np.cumprod(1.0 / (1.0 + np.exp(-logits)), axis=0)
+        by_block = 1.0 + np.cumsum(survival, axis=0)
+        harmonic: Floats = 1.0 / (1.0 / by_block).mean(axis=1)
+        return harmonic
 
     def expected(self, depth: float, block_indices: Sequence[int]) -> float:
-        """Mean accept length of a chain over some blocks, at the posterior's mode; `depth` may end within a step."""
+        """Accept length of a chain over some blocks, tokens over cycles, at the posterior's mode.
+
+        Args:
+            depth: steps; it may end within one.
+        """
         assert self._mean is not None, "expectation of a chain that has not been fitted"
         known = [self._mean[self.positions + index] if index < self.blocks else 0.0 for index in block_indices]
         logits = self._mean[: self.positions, None] + np.array(known)[None, :]

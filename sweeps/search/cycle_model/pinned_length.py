@@ -50,5 +50,8 @@ class PinnedLength:
 
 
 def _length(seen: Observation) -> float | None:
-    told = [block.accept_length for block in seen.blocks if block.accept_length is not None]
-    return sum(told) / len(told) if told and seen.trial.configuration.speculates else None
+    told = [block for block in seen.blocks if block.accept_length is not None]
+    if not told or not seen.trial.configuration.speculates:
+        return None
+    tokens = sum((block.accept_length or 0.0) * block.num_cycles for block in told)
+    return tokens / sum(block.num_cycles for block in told)

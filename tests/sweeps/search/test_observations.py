@@ -6,7 +6,7 @@ import pytest
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Outcome, name_trial
-from sweeps.search.observations import Observations, block_value
+from sweeps.search.observations import Observations, block_value, pooled
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import plan, stub_spec
 
@@ -16,9 +16,9 @@ FIRST, SECOND = SPACE.configurations()[2:4]
 
 def block(index: int, tok_s: float, cycle_ms: float | None = 30.0) -> BlockSummary:
     return BlockSummary(
-        block_index=index, started_s=0.0, wall_s=5.0, tok_s=tok_s, num_cycles=10, accept_length=2.0,
-        accept_histogram=None, draft_ms=1.0, verify_ms=None, verify_forward_ms=28.0, extend_ms=0.3, gap_ms=0.1,
-        cycle_ms=cycle_ms,
+        block_index=index, started_s=0.0, wall_s=5.0, decode_tokens=300, decode_s=300 / tok_s, num_cycles=10,
+        accept_length=2.0, accept_histogram=None, draft_ms=1.0, verify_ms=None, verify_forward_ms=28.0, extend_ms=0.3,
+        gap_ms=0.1, cycle_ms=cycle_ms,
     )  # fmt: skip
 
 
@@ -85,3 +85,15 @@ def test_trials_are_found_by_number_and_configuration() -> None:
 def test_a_metric_that_a_block_does_not_have_is_none(metric: str, value: float | None) -> None:
     assert block_value(block(0, 60.0), metric) == value  # type: ignore[arg-type]
     assert block_value(replace(block(0, 60.0), cycle_ms=None), "cycle_ms") is None
+
+
+def test_throughput_is_tokens_over_seconds_whatever_blocks_differ_by() -> None:
+    slow, fast = block(0, 40.0), block(1, 120.0)
+    assert pooled([slow, fast], "tok_s") == pytest.approx(600 / (300 / 40.0 + 300 / 120.0))
+    assert pooled([slow, replace(fast, decode_tokens=100, decode_s=1.0)], "tok_s") == pytest.approx(400 / 8.5)
+
+
+def test_a_time_is_its_mean_over_cycles() -> None:
+    few, many = block(0, 60.0, cycle_ms=10.0), block(1, 60.0, cycle_ms=20.0)
+    assert pooled([few, replace(many, num_cycles=30)], "cycle_ms") == pytest.approx(17.5)
+    assert pooled([few], "verify_ms") is None

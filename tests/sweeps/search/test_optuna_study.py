@@ -33,7 +33,8 @@ def block(index: int, tok_s: float) -> BlockSummary:
     unknown = dict.fromkeys(
         ("accept_histogram", "draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
     )
-    summary = {"block_index": index, "started_s": 0.0, "wall_s": 1.0, "tok_s": tok_s, "num_cycles": 9}
+    summary = {"block_index": index, "started_s": 0.0, "wall_s": 1.0, "num_cycles": 9}
+    summary |= {"decode_tokens": 300, "decode_s": 300 / tok_s}
     return BlockSummary(**summary, accept_length=2.0, **unknown)  # type: ignore[arg-type]
 
 
@@ -69,13 +70,15 @@ def test_a_configuration_proposed_by_name_is_measured_and_told() -> None:
     own.close(trial)
 
     (told,) = own.study.trials
-    assert (told.state, told.value) == (TrialState.COMPLETE, 91.0)
+    rate = 2 / (1 / 90.0 + 1 / 92.0)
+    assert told.state == TrialState.COMPLETE
+    assert told.value == pytest.approx(rate), "tokens over seconds"
     assert told.user_attrs == {
         "trial_id": "t0000",
         "configuration_id": wanted.configuration_id,
         "label": wanted.label,
     }
-    assert told.intermediate_values == {1: 90.0, 2: 91.0}, "running means"
+    assert told.intermediate_values == pytest.approx({1: 90.0, 2: rate}), "what it had so far"
 
 
 def test_a_repeated_attempt_reports_its_blocks_again_without_complaint() -> None:
@@ -110,7 +113,7 @@ def test_a_control_that_is_a_point_of_the_space_is_told_once(steps: tuple[int, .
     for trial_id in ("k0000", "k0001"):
         own.share_control(observed(trial_id, control, 80.0, 82.0, role="control"))
 
-    assert [told.value for told in own.study.trials] == [81.0] * shared
+    assert [told.value for told in own.study.trials] == pytest.approx([2 / (1 / 80.0 + 1 / 82.0)] * shared)
     assert [told.user_attrs for told in own.study.trials] == [{"control": "k0000"}] * shared
 
 

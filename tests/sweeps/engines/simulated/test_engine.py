@@ -15,6 +15,7 @@ from sweeps.engines.simulated.engine import SimulatedEngine, profile_of
 from sweeps.engines.simulated.machine_profile import Fault, Interaction, Intervention, MachineProfile
 from sweeps.engines.summary import BlockSummary, summarise
 from sweeps.results.tables import CYCLE_COLUMNS
+from sweeps.search.observations import pooled as search_pooled
 from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import parse_spec
@@ -118,6 +119,23 @@ def test_without_noise_the_blocks_are_the_expectation() -> None:
         mean, blocks = engine.expected(chosen), measure(engine, chosen)
         assert pooled(blocks, "cycle_ms") == pytest.approx(mean.cycle_ms, rel=1e-9)
         assert pooled(blocks, "tok_s") == pytest.approx(mean.tok_s, rel=0.005)
+
+
+def test_the_worth_of_the_prompts_is_their_tokens_over_their_seconds() -> None:
+    """However far the prompts are apart, the truth of benchmarks is what the report and the search compute."""
+    spec = make_spec("h200-nvlink-x8", "kimi-k2.5-eagle3")
+    quiet = profile_of(spec)
+    drafters = {name: replace(each, prompt_spread=1.0) for name, each in quiet.drafters.items()}
+    still = dict.fromkeys(("verify_cycle", "other_cycle", "block", "launch", "warmup", "cold"), 0.0)
+    engine = SimulatedEngine(spec, profile=replace(quiet, drafters=drafters, noise=replace(quiet.noise, **still)))
+    chosen, rates, rng = pick(spec, 3), [], np.random.default_rng(0)
+    engine.launch(chosen)
+    for _ in range(40):
+        blocks = [engine.block_summary(index, rng=rng) for index in range(12)]
+        rates.append(search_pooled(blocks, "tok_s"))
+    truth = engine.expected_tok_s(chosen, num_blocks=12)
+    assert fmean(map(certain, rates)) == pytest.approx(truth, rel=0.004)
+    assert fmean(certain(block.tok_s) for block in blocks) > 1.03 * truth, "the mean of rates is another number"
 
 
 def test_runs_are_reproducible_and_launches_differ() -> None:

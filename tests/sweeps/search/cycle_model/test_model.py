@@ -87,6 +87,17 @@ def test_accept_length_grows_with_steps_and_stays_below_steps_plus_one(counts: l
     assert (lengths > 1).all()
 
 
+def test_draws_of_an_accept_length_are_tokens_over_cycles() -> None:
+    """Blocks that accept nothing and all: each has as many tokens, not as many cycles."""
+    chain = ChainModel(positions=2, blocks=2)
+    hard = replace(TEMPLATE, block_index=0, num_cycles=90_000, accept_length=1.0, accept_histogram=(0, 90_000))
+    easy = replace(TEMPLATE, block_index=1, num_cycles=30_000, accept_length=3.0, accept_histogram=(0, 0, 0, 30_000))
+    chain.fit([(2, [hard, easy])])
+    of_steps = chain.draw(np.zeros((4, 1)))[:, 0]
+    assert of_steps == pytest.approx([chain.expected(1, (0, 1)), chain.expected(2, (0, 1))])
+    assert of_steps[1] == pytest.approx(1.5, rel=0.03), "two blocks of 3 tokens: 6 over 3 + 1 cycles"
+
+
 def test_draws_of_a_factor_cover_what_they_do_not_know() -> None:
     """Nominal 90 % intervals hold the truth in about that share of random effects never measured."""
     space = Space(parse_spec(SPEC, source="model"))
@@ -147,7 +158,7 @@ def restless(space: Space, *, block: float, launch: float, seed: int) -> Observa
             times = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
             changed = {name: slow * getattr(each, name) for name in times}
             quiet.add_block(
-                trial.trial_id, replace(each, tok_s=each.tok_s / slow, **changed), seconds={"launch": 400.0}
+                trial.trial_id, replace(each, decode_s=each.decode_s * slow, **changed), seconds={"launch": 400.0}
             )
         quiet.finish(trial.trial_id, Outcome(status="completed", relaunched=True, seconds={"launch": 400.0}))
     return quiet

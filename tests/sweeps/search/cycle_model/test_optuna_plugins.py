@@ -16,7 +16,6 @@ from sweeps.search.study import SweepStudy
 from sweeps.spec.document import SpecError
 from sweeps.spec.reading import parse_spec
 from sweeps.spec.space import Configuration, Space
-from tests.certain import certain
 from tests.sweeps.stub_engine import plan, stub_spec
 from tests.sweeps.worlds import NCCL_MS, SPEC, blocks_of, observed
 
@@ -38,7 +37,7 @@ def measure(study: SweepStudy, rng: np.random.Generator, *, slow: float = 1.0) -
     for block in blocks_of(trial.configuration, rng):
         times = ("draft_ms", "verify_ms", "verify_forward_ms", "extend_ms", "gap_ms", "cycle_ms")
         slower = {name: slow * value for name in times if (value := getattr(block, name)) is not None}
-        changed = replace(block, tok_s=certain(block.tok_s) / slow, **slower)
+        changed = replace(block, decode_s=block.decode_s * slow, **slower)
         if (decision := study.report(trial, changed, seconds=seconds)).prune:
             outcome = Outcome(status="pruned", reason=decision.reason, relaunched=True, seconds=seconds)
             break
@@ -90,7 +89,7 @@ def test_a_trial_that_cannot_win_is_pruned_with_its_numbers() -> None:
     blocks = blocks_of(trial.configuration, rng)
     decisions = [
         study.report(
-            trial, replace(b, tok_s=certain(b.tok_s) / 3, cycle_ms=(b.cycle_ms or 0) * 3), seconds={"measure": 1.0}
+            trial, replace(b, decode_s=b.decode_s * 3, cycle_ms=(b.cycle_ms or 0) * 3), seconds={"measure": 1.0}
         )
         for b in blocks[:2]
     ]
