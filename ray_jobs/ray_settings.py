@@ -12,6 +12,7 @@ RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Tune's own tables: the progress lines replace them
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # actors stay where relative paths mean the same as in the driver
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 would make the measured server yield to whatever else the host runs
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the bridge tells the actors first, then Tune
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no result.json, progress.csv or event files beside our tables
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder

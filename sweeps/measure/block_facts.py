@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise, takewhile
 from operator import eq
@@ -35,6 +36,7 @@ def facts_of_block(
         shared: prompt id -> share of the prompt that another prompt begins with, too (`shared_prefixes`).
         earlier: output hash -> prompt id of the trial's earlier answers at this concurrency.
     """
+    asked = Counter(prompt.prompt_id for prompt in block.prompts)  # a prompt that a block repeats is cached by itself
     streams = record.streams or (None,) * len(record.requests)
     answers = tuple(
         AnswerFacts(
@@ -45,7 +47,7 @@ def facts_of_block(
             output_hash=request.output_hash,
             ttft_ms=request.ttft_ms,
             cached_tokens=request.cached_tokens,
-            shared_share=shared.get(request.prompt_id, 0.0),
+            shared_share=1.0 if asked[request.prompt_id] > 1 else shared.get(request.prompt_id, 0.0),
             distinct_bigrams=request.distinct_bigrams,
             stream=stream,
         )

@@ -157,6 +157,7 @@ class SGLangEngine:
         return record
 
     def _record(self, live: LiveServer, block: Block) -> BlockRecord:
+        live.flush_repeated(block)
         live.forget()
         assert self._gpus is not None
         with self._gpus.window(live.server.survivors) as readings:

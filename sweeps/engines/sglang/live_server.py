@@ -57,6 +57,8 @@ class LiveServer:
     boot: Boot
     is_stopping: Callable[[], bool]
     handshakes: tuple[Handshake, ...] = ()
+    sent: set[str] = field(default_factory=set)
+    """Ids of prompts that the prefix cache may hold."""
     link: ProbeLink = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +104,7 @@ class LiveServer:
 
     def generate(self, block: Block, stage: Stage, *, timeout_s: float) -> Load:
         """Run one block. Raises EngineError."""
+        self.sent |= {prompt.prompt_id for prompt in block.prompts}
         try:
             return send_block(block, url=self.url, timeout_s=timeout_s, is_gone=self.given_up)
         except BadAnswerError as error:
@@ -190,6 +193,12 @@ class LiveServer:
     def flush(self) -> None:
         """Empty the prefix cache: every trial and every anchor begins so, whatever its server has answered before."""
         self.post("/flush_cache", {})
+        self.sent = set()
+
+    def flush_repeated(self, block: Block) -> None:
+        """Empty the prefix cache if it may hold a prompt of the block: at another concurrency, say."""
+        if any(prompt.prompt_id in self.sent for prompt in block.prompts):
+            self.flush()
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
         """One small request to an endpoint of the server's own, asked again while the server is busy.

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from sweeps.engines.base import EngineError, Evidence
+from sweeps.engines.base import BlockRecord, EngineError, Evidence
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.rows import last_end_s, record_decision
@@ -13,6 +14,7 @@ from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, recover
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.spec.model import EngineSpec, SweepSpec, Traced
 from sweeps.spec.space import Space
+from sweeps.spec.workload import Block
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec, tok_s_of
 
 SPEC = stub_spec()
@@ -325,3 +327,69 @@ def test_a_stopped_sweep_launches_nothing_more(held: HeldEngine, context: TrialC
     outcome = run(held, plan(CHAIN[2], SPACE), context)
     assert (outcome.status, outcome.kind) == ("failed", "interrupted")
     assert held.engine.calls == []  # type: ignore[attr-defined]
+
+
+@dataclass
+class LyingEngine(StubEngine):
+    """Its blocks of the given numbers took a hundredth of the time."""
+
+    lies: frozenset[int] = frozenset()
+
+    def run_block(self, block: Block) -> BlockRecord:
+        record = super().run_block(block)
+        return replace(record, decode_s=record.decode_s / 100) if block.index in self.lies else record
+
+
+def test_a_suspect_block_is_recorded_with_its_rule_and_reaches_nobody(context: TrialContext) -> None:
+    measurement = Measurement(HeldEngine(LyingEngine(lies=frozenset({0, 3}))), plan(CHAIN[2], SPACE), context)
+    seen = []
+    while isinstance(result := measurement.advance(), BlockSummary):
+        seen.append(result.block_index)
+    assert result.status == "completed"
+    assert seen == [1, 2, 4, 5]
+    told = read_table(context.folder, "blocks")["suspect"].to_pylist()
+    assert [index for index, rule in enumerate(told) if rule] == [0, 3]
+    assert told[0].startswith("throughput: tok_s x cycle / accept length = 100 requests a cycle at concurrency 1")
+
+
+def test_a_trial_of_suspect_blocks_is_implausible_and_tried_again(context: TrialContext) -> None:
+    outcome = run(HeldEngine(LyingEngine(lies=frozenset({0, 1, 2, 3}))), plan(CHAIN[2], SPACE), context)
+    assert (outcome.status, outcome.stage, outcome.kind, outcome.transient) == (
+        "failed",
+        "measure",
+        "implausible",
+        True,
+    )
+    assert "4 of 6 blocks cannot be true: block 0: throughput" in str(outcome.reason)
+    assert read_table(context.folder, "blocks").num_rows == 4, "no further block is measured"
+
+
+def test_a_suspect_anchor_says_so(tmp_path: Path) -> None:
+    context = replace(stub_context(SPEC, tmp_path), anchors=True)
+    states = (CHAIN[2], CHAIN[2].target_alone())
+    engine = LyingEngine(lies=frozenset({0}))
+    run(HeldEngine(engine), replace(plan(CHAIN[2], SPACE), states=states), context)
+    anchors = read_table(context.folder, "anchors")["suspect"].to_pylist()
+    assert anchors
+    assert all(rule.startswith("throughput") for rule in anchors)
+
+
+@dataclass
+class InertEngine(StubEngine):
+    """Accepts no draft token."""
+
+    def run_block(self, block: Block) -> BlockRecord:
+        record = super().run_block(block)
+        ones = pa.array([1] * record.cycles.num_rows, type=pa.int32())
+        cycles = record.cycles.set_column(record.cycles.schema.get_field_index("tokens"), "tokens", ones)
+        tokens = record.cycles.num_rows
+        requests = tuple(replace(each, output_tokens=tokens + 1) for each in record.requests)
+        return replace(record, decode_s=record.decode_s, decode_tokens=tokens, requests=requests, cycles=cycles)
+
+
+def test_an_inert_drafter_fails_before_any_pruner_hears_of_its_block(context: TrialContext) -> None:
+    measurement = Measurement(HeldEngine(InertEngine()), plan(CHAIN[2], SPACE), context)
+    assert isinstance(measurement.advance(), BlockSummary), "50 cycles do not tell an inert drafter"
+    outcome = measurement.advance()
+    assert isinstance(outcome, Outcome)
+    assert (outcome.status, outcome.kind) == ("failed", "draft_inert")

@@ -17,8 +17,9 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.state_plan import State
-from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec
+from sweeps.spec.model import EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Space
+from sweeps.spec.workload import plan_blocks
 
 STUB = Path(__file__).parents[3] / "stub_server.py"
 SPEC = SweepSpec(
@@ -70,3 +71,19 @@ def test_a_wish_to_stop_ends_every_wait(live: LiveServer) -> None:
     stopping = replace(live, is_stopping=lambda: True)
     assert stopping.given_up()
     assert not live.given_up()
+
+
+def test_the_prefix_cache_is_emptied_before_a_prompt_that_it_may_hold(
+    live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: list[str] = []
+    monkeypatch.setattr(LiveServer, "post", lambda _, path, __: posted.append(path))
+    first, second = plan_blocks(
+        WorkloadSpec(prompt_tokens=8, output_tokens=4, blocks=2, warmup_blocks=0), folder=Path()
+    )
+    live.generate(first, "measure", timeout_s=60)
+    live.flush_repeated(second)
+    assert posted == []
+    live.flush_repeated(first)
+    live.flush_repeated(first)
+    assert posted == ["/flush_cache"]
