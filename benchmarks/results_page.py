@@ -29,6 +29,9 @@ _ABOUT = {
     "overhead": """What the framework itself costs per trial, beside bare Ray Tune in the same run. Simulated engine, so
 the engine's own seconds are near nothing; targets stand beside.""",
     "chaos": "Trials on the stub server with a random fault each, the driver killed in between: what was kept.",
+    "implausible": """Lies of the stub server, each told to one trial of the real engine. Caught: the trial failed, and
+the rule ([plausible.py](../sweeps/results/plausible.py)) or kind of failure named here says why. A believed block is
+one that may be compared although its server lied. The control told the truth and was believed.""",
     "recorded_h200": """Measured on H200s (SGLang 0.5.17, shrunk Kimi-K2.5 backbones, random weights), reduced here
 from the recorded sweeps in `recordings/`; the machine in the next line only did the reducing. In pinned sweeps
 the server simulates acceptance: cycle times are measured, rates are not. One launch or several, the winner is the
