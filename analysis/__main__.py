@@ -1,4 +1,4 @@
-"""`python -m analysis report | verdict | break-even | server-log`: what results say."""
+"""`python -m analysis report | verdict | break-even | import | server-log`: what results say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analysis.data.load import load
+from analysis.import_command import add_import_parser, run_import
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
 from analysis.judge.verdict import verdict
 from analysis.server_log import read_server_log
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
     try:
         if options.command == "break-even":
             return _break_even(options)
+        if options.command == "import":
+            return run_import(options)
         if options.command == "server-log":
             return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
@@ -145,6 +148,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help=f"draft steps per cycle, at this cycle time (default {DEFAULT_NUM_STEPS})",
     )
     even.add_argument("--json", action="store_true", help="as JSON")
+    add_import_parser(commands)
     log = commands.add_parser("server-log", help="throughput and accept length from an SGLang server's own log")
     log.add_argument("log", type=Path, help="the server's output")
     log.add_argument("--json", action="store_true", help="as JSON")

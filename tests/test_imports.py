@@ -24,11 +24,12 @@ MAY_IMPORT = {
     "sweeps.search": {"sweeps.measure", "sweeps.engines", "sweeps.spec", "sweeps.nccl", "sweeps.results"},
     "ray_jobs.__main__": {"ray_jobs", "sweeps", "analysis"},
     "ray_jobs": {"sweeps"},
-    "analysis": {"sweeps.results"},
+    "analysis.importing": {"sweeps.results", "sweeps.nccl"},
+    "analysis": {"sweeps.results", "analysis.importing"},
 }
 APART = ("sweeps.engines.sglang", "sweeps.engines.simulated", "sweeps.engines.replay")
 """Engines know nothing of each other."""
-WITHIN_ANALYSIS = ("analysis.data", "analysis.judge", "analysis.show")
+WITHIN_ANALYSIS = ("analysis.importing", "analysis.data", "analysis.judge", "analysis.show")
 """Each imports only those before it."""
 PROBE = "sweeps.cycle_probe"
 """Runs inside the server, in the server's interpreter: imports nothing of ours, and nothing of ours imports it."""
