@@ -74,7 +74,7 @@ def _with_rate(run: ForeignRun, tok_s: float | None) -> ForeignRun:
         cycle_ms=verify.cycle_ms,
         verify_ms=verify.mean_ms,
     )
-    return replace(run, blocks=(block,))
+    return replace(run, blocks=(block,), accept_length=block.accept_length)
 
 
 def _written(readings: list[Reading], out: Path) -> str:

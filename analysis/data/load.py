@@ -67,6 +67,8 @@ class Results:
     evidence: pl.DataFrame
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
+    imported: bool = False
+    """Numbers of others: nothing is claimed of what was launched once."""
 
     @property
     def simulated(self) -> bool:
@@ -152,7 +154,23 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
         kernels=_of(traced, trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
-        warnings=(*_warnings(latest, trials, all_blocks, evidence), *corrections(latest, launched)),
+        imported=bool(manifest.get("imported")),
+        warnings=(
+            *_imported(manifest),
+            *_warnings(latest, trials, all_blocks, evidence),
+            *corrections(latest, launched),
+        ),
+    )
+
+
+def _imported(manifest: Mapping[str, Any]) -> Iterator[str]:
+    if not (files := manifest.get("imported")):
+        return
+    named = [str(each.get("file")) for each in files if isinstance(each, dict)] if isinstance(files, list) else []
+    told = f"{', '.join(named[:6]) or 'files of others'}{' and more' if len(named) > 6 else ''}"
+    yield (
+        f"imported from {told}: no certificate covers these numbers, accept length counts the bonus token, and nothing "
+        "is claimed without repeated launches"
     )
 
 

@@ -104,7 +104,8 @@ def _trial_row(run: ForeignRun, keys: Row, *, started_s: float, ended_s: float, 
     identity = repr((drafting, sorted(run.settings.items()), run.model, run.throughput))
     if drafting.steps is None:
         identity += run.origin
-    spent = {**dict.fromkeys(ACTIVITIES, 0.0), **run.boot_s, "measure": ended_s - started_s}
+    spent: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
+    spent |= {**run.boot_s, "measure": ended_s - started_s}
     return {
         **keys,
         "role": "control" if drafting.steps == 0 else "candidate",

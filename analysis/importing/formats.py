@@ -45,7 +45,7 @@ def read_any(text: str, *, source: str) -> Reading:
                 fitting = [(line, row) for line, row in rows if told(row)]
                 lost = broken + len(rows) - len(fitting)
                 return read_client_benchmark(fitting, lost, source=source, format=format_)
-    if "Decode batch" in text or "target verify:" in text.lower():
+    if any(mark in text for mark in ("Decode batch", "server_args=")) or "target verify:" in text.lower():
         return read_sglang_log(text.splitlines(), source=source)
     if is_nccl_tests(text):
         return read_nccl_tests(text.splitlines(), source=source)

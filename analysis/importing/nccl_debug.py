@@ -10,14 +10,15 @@ from analysis.importing.records import Event, ForeignRun, Reading, Seen, check_s
 from sweeps.nccl.log import read_nccl_log
 
 FORMAT = "NCCL_DEBUG log"
-_LINE = re.compile(r"^(?:.*?\s)?(?P<process>[\w.\-]+:\d+:\d+)?\s*(?:\[\d+\]\s*)?NCCL (?:INFO|WARN|TRACE)\b")
+_LINE = re.compile(r"\bNCCL (?:INFO|WARN|TRACE)\b")
+_PROCESS = re.compile(r"(?P<process>[\w.\-]+:\d+):\d+\s*(?:\[\d+\]\s)?.{0,200}?NCCL (?:INFO|WARN|TRACE)\b")
 _VERSION = re.compile(r"\bNCCL version \d")
 _MOST_OPERATIONS = 50
 
 
 def is_nccl_line(line: str) -> bool:
     """Whether NCCL wrote this line."""
-    return "NCCL" in line and (_LINE.match(line) is not None or _VERSION.search(line) is not None)
+    return "NCCL" in line and (_LINE.search(line) is not None or _VERSION.search(line) is not None)
 
 
 def read_nccl_debug(lines: Iterable[str], *, source: str) -> Reading:
@@ -25,9 +26,8 @@ def read_nccl_debug(lines: Iterable[str], *, source: str) -> Reading:
     processes: dict[str, list[str]] = defaultdict(list)
     for line in lines:
         if is_nccl_line(line):
-            found = _LINE.match(line)
-            process = "" if found is None or found["process"] is None else found["process"].rpartition(":")[0]
-            processes[process].append(line)
+            found = _PROCESS.search(line)
+            processes["" if found is None else found["process"]].append(line)
     understood = sum(map(len, processes.values()))
     check_share(0, understood, what="lines of NCCL")
     seen, events, versions = [], [], set()

@@ -66,12 +66,15 @@ class Log:
     speculates: bool = False
     """Some decode line has a place for the accept length."""
     _prefilled: dict[int, bool] = field(default_factory=dict)
-    _lowest: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _first: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank that wrote the first line of each server: its seconds count."""
+    _told_by: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank whose windows count."""
 
     def take(self, line: str) -> None:
         server, rank = _place(line)
-        lowest = self._lowest.setdefault(server, rank)
-        self.start.take(line, counts_seconds=rank == lowest and server == next(iter(self._lowest)))
+        counts = rank == self._first.setdefault(server, rank) and server == next(iter(self._first))
+        self.start.take(line, counts_seconds=counts)
         if _PREFILL.search(line):
             self._prefilled[server] = True
         elif (decode := _DECODE.search(line)) is not None:
@@ -80,11 +83,12 @@ class Log:
             self._take_verify(verify["rest"])
 
     def _take_window(self, text: str, server: int, rank: tuple[int, ...]) -> None:
-        if rank < self._lowest[server]:  # what was taken so far was of a higher rank, which says the same
-            self._lowest[server] = rank
-            self.windows.pop(server, None)
-        elif rank > self._lowest[server] and self.windows.get(server):
+        told = self._told_by.setdefault(server, rank)
+        if rank > told:
             return
+        if rank < told:  # what was taken so far was of a higher rank, which says the same
+            self._told_by[server] = rank
+            self.windows.pop(server, None)
         window = _window(text, after_prefill=self._prefilled.pop(server, server not in self.windows))
         self.speculates |= "accept len" in text
         if window is None:
@@ -109,7 +113,8 @@ def read_sglang_log(lines: Iterable[str], *, source: str) -> Reading:
         log.take(line)
     windows = [window for each in log.windows.values() for window in each]
     understood = len(windows) + len(log.verify)
-    check_share(log.unparsed, understood + log.unparsed, what="`Decode batch` or `Target verify` lines")
+    if understood + log.unparsed or not log.start.arguments:
+        check_share(log.unparsed, understood + log.unparsed, what="`Decode batch` or `Target verify` lines")
     possible = [window for window in windows if window.is_possible]
     free = {
         name: [each for each in own if each.is_possible and not each.after_prefill] for name, own in log.windows.items()
@@ -133,7 +138,9 @@ def read_sglang_log(lines: Iterable[str], *, source: str) -> Reading:
         all_reduce=start.all_reduce(),
         events=tuple(start.events.values()),
     )
-    notes = _notes(windows, possible, num_free, servers=len(log.windows), drafting=run.drafting.num_steps)
+    notes = list(_notes(windows, possible, num_free, servers=len(log.windows), drafting=run.drafting.num_steps))
+    if not understood:
+        notes.append("no `Decode batch` line: this server has not generated")
     return Reading(
         source=source, format=FORMAT, runs=(run,), understood=understood, unparsed=log.unparsed, notes=tuple(notes)
     )

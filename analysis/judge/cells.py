@@ -55,6 +55,8 @@ class Cells:
     speculates: npt.NDArray[np.bool_]
     numerators: Array
     denominators: Array
+    imported: bool = False
+    """Numbers of others: nothing is claimed of what was launched once."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,6 +80,7 @@ class Cells:
             speculates=self.speculates[rows],
             numerators=self.numerators[rows],
             denominators=self.denominators[rows],
+            imported=self.imported,
         )
 
     def log_values(self) -> Array:
@@ -156,4 +159,5 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
         speculates=(heads["num_steps"].fill_null(0) > 0).to_numpy(),
         numerators=numerators,
         denominators=denominators,
+        imported=results.imported,
     )

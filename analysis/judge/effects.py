@@ -161,6 +161,8 @@ def compare(
         p_equivalence=None if reason or assumption else p_equivalence,
         assumption=assumption,
     )
+    if cells.imported and min(effect.num_launches) < 2:
+        return withheld(effect, "imported numbers, and one side was launched once: nothing is claimed without repeats")
     return judge([effect])[0] if selected_among == (1, 1) else _judge_by_interval(effect)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.importing.folder import configuration_label
 from analysis.importing.records import CONVENTION, ForeignRun, Reading, VerifyCycle
-from analysis.judge.break_even import DEFAULT_NUM_STEPS, BreakEven, break_even
+from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, accuracy_for, break_even
 
 NO_CLAIM = "numbers of others, without repeated launches of both sides: a computation, no claim and no certificate"
 
@@ -155,7 +155,7 @@ def _run_lines(each: Summary) -> Iterator[str]:
     yield f"{each.origin}: {each.label}"
     if each.tok_s is not None:
         crowd = "" if each.concurrency in (None, 1) else f", {each.concurrency} requests at a time"
-        source = f"median of {each.num_readings} readings" if each.num_readings else "as given"
+        source = f"median of {each.num_readings} readings" if each.num_readings > 1 else "one reading"
         yield f"  throughput: {each.tok_s:.1f} tok/s ({source}{crowd})"
     if each.speculates is not False:
         yield "  accept length: " + ("not known" if each.accept_length is None else f"{each.accept_length:.2f}")
@@ -185,12 +185,13 @@ def _need_lines(each: Summary) -> Iterator[str]:
                 "(give --baseline-tok-s, or the log of a server without speculation)"
             )
         return
-    steps = f"{needed.num_steps} draft steps"
     yield f"  break-even accept length: {needed.accept_length:.2f} against {each.baseline_tok_s:.1f} tok/s"
-    yield f"  accuracy needed to break even, {steps}: {_accuracy(needed.accuracy.conditional_accuracy, needed.accuracy.reason)}"
+    yield f"  accuracy needed to break even: {_accuracy(needed.accuracy)}"
     if needed.target_accuracy is not None:
-        told = _accuracy(needed.target_accuracy.conditional_accuracy, needed.target_accuracy.reason)
-        yield f"  accept length for the target: {needed.target_accept_length:.2f}; accuracy needed, {steps}: {told}"
+        yield (
+            f"  accept length for the target: {needed.target_accept_length:.2f}; accuracy needed: "
+            f"{_accuracy(needed.target_accuracy)}"
+        )
     if (against := each.against_baseline) is not None:
         words = "does not pay" if against < 0 else "pays"
         yield (
@@ -199,8 +200,14 @@ def _need_lines(each: Summary) -> Iterator[str]:
         )
 
 
-def _accuracy(value: float | None, reason: str | None) -> str:
-    return f"none ({reason})" if value is None else f"{value:.0%}"
+def _accuracy(needed: Accuracy) -> str:
+    """With the draft steps that the run has; if they cannot reach it, with many steps at the same cycle time too."""
+    if needed.conditional_accuracy is not None:
+        return f"{needed.conditional_accuracy:.0%} with {needed.num_steps} draft steps"
+    deep = accuracy_for(needed.accept_length, num_steps=DEFAULT_NUM_STEPS)
+    if deep.conditional_accuracy is None:
+        return f"none ({needed.reason})"
+    return f"none ({needed.reason}); {deep.conditional_accuracy:.0%} with {deep.num_steps} at this cycle time"
 
 
 def import_document(readings: Sequence[Reading], found: Sequence[Summary]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def poisoned(tmp_path: Path) -> Path:
         Run(arm=replace(STEPS[0], nccl="late"), status="failed", columns=failed, num_blocks=0),
         Run(arm=FOUNDING_CONTROL, role="control", columns=columns),
     ]
-    return write_sweep(tmp_path / "results", runs, QUIET, engine="sglang", sweep_id=POISON)
+    return write_sweep(tmp_path / "results", runs, QUIET, engine="sglang", machine=POISON)
 
 
 class Elements(HTMLParser):
