@@ -38,7 +38,9 @@ def _run(row: Row, origin: str) -> ForeignRun | None:
     step_s, accepted = positive(row["step_time"]), length(row["acc_length"])
     if not batch or steps is None or step_s is None or accepted is None:
         return None
-    rate = batch * accepted / step_s
+    rate = positive(batch * accepted / step_s)
+    if rate is None:
+        return None
     tokens = positive(row.get("completion_tokens"))
     model = row.get("model_path")
     return ForeignRun(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analysis.importing.json_rows import Row, holds
 from analysis.importing.records import (
+    MOST_AT_ONCE,
     Drafting,
     Event,
     ForeignBlock,
@@ -61,7 +62,7 @@ def _run(row: Row, *, origin: str, vllm: bool) -> ForeignRun | None:
         return None
     accepted = length(row.get("spec_decode_acceptance_length" if vllm else "accept_length"))
     asked = positive(row.get("max_concurrency")) or positive(row.get("concurrency"))
-    concurrency = max(1, round(asked)) if asked is not None else completed
+    concurrency = min(max(1, round(asked)) if asked is not None else completed, MOST_AT_ONCE)
     steps = count(row.get("speculative_num_steps") or row.get("num_speculative_tokens"))
     times = ", ".join(f"{name} {value:g}" for name in _TIMES if (value := number(row.get(name))) is not None)
     return ForeignRun(
@@ -69,9 +70,7 @@ def _run(row: Row, *, origin: str, vllm: bool) -> ForeignRun | None:
         throughput=THROUGHPUT,
         drafting=Drafting(speculates=None if accepted is None and not steps else True, num_steps=steps),
         settings={name: str(row[name]) for name in _WORKLOAD if isinstance(row.get(name), str | int | float)},
-        blocks=(
-            ForeignBlock(concurrency=min(concurrency, 2**31 - 1), tok_s=rate, decode_s=seconds, accept_length=accepted),
-        ),
+        blocks=(ForeignBlock(concurrency=concurrency, tok_s=rate, decode_s=seconds, accept_length=accepted),),
         accept_length=accepted,
         model=_name(row.get("model_id") or row.get("model")),
         events=(Event(name="latency", detail=times),) if times else (),

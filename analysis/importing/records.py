@@ -10,6 +10,12 @@ from sweeps import SpecsweepError
 
 MOST_UNPARSED = 0.1
 """Share of the lines of interest that may be in no known form."""
+LEAST, MOST = 1e-9, 1e9
+"""Bounds of rates, seconds and milliseconds: numbers beyond them are damage."""
+MOST_TOKENS = 1e4
+"""Of one cycle."""
+MOST_AT_ONCE = 10**6
+"""Requests in flight, and other counts."""
 CONVENTION = "accept length counts all tokens of a cycle, bonus token included"
 
 
@@ -142,21 +148,21 @@ def number(value: object) -> float | None:
 
 
 def positive(value: object) -> float | None:
-    """As `number`, but None below and at 0: a rate, a time or a length of 0 means that it is not known."""
+    """As `number`, but None at 0 and below (a rate or time of 0 is not known) and beyond what any run can have."""
     found = number(value)
-    return found if found is not None and found > 0 else None
+    return found if found is not None and LEAST <= found <= MOST else None
 
 
 def length(value: object) -> float | None:
-    """An accept length: None below 1, which no cycle gives."""
+    """An accept length: None below 1 and beyond MOST_TOKENS, which no cycle gives."""
     found = number(value)
-    return found if found is not None and found >= 1.0 else None
+    return found if found is not None and 1.0 <= found <= MOST_TOKENS else None
 
 
 def count(value: object) -> int | None:
     """A whole number from 0 up; None for anything else."""
     found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) and found < 2**31 else None
+    return int(found) if found is not None and found >= 0 and found == int(found) and found <= MOST_AT_ONCE else None
 
 
 def check_share(unparsed: int, total: int, *, what: str) -> None:

@@ -14,7 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from analysis.importing.records import ForeignBlock, ForeignRun, Reading, VerifyCycle, check_share
+from analysis.importing.records import (
+    MOST,
+    MOST_AT_ONCE,
+    MOST_TOKENS,
+    ForeignBlock,
+    ForeignRun,
+    Reading,
+    VerifyCycle,
+    check_share,
+)
 from analysis.importing.server_arguments import Start, model_of
 
 FORMAT = "SGLang server log"
@@ -29,8 +38,8 @@ _VERIFY_VALUE = re.compile(
     r"(?P<ms>\d{1,7}(?:\.(?P<digits>\d{1,9}))?)\s*ms(?:\s*/\s*cyc\w*)?(?:\s*\(\s*(?P<share>\d{1,3}(?:\.\d{1,9})?)\s*%)?"
 )
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?(?:e[-+]?\d{1,3})?", re.IGNORECASE)
-_LEAST_TOK_S, _MOST_TOK_S = 1e-3, 1e9
-_MOST_TOKENS = 1e4
+_LEAST_TOK_S = 1e-3
+_MOST_INTERVAL = 10_000
 _DEFAULT_INTERVAL = 40
 """Decode steps between two lines (`--decode-log-interval`) if the log does not tell."""
 
@@ -51,7 +60,7 @@ class Window:
     def is_possible(self) -> bool:
         """Rates near zero are requests that ended in one batch; no cycle gives fewer than one token."""
         length = self.accept_length or 1.0
-        return _LEAST_TOK_S <= self.tok_s <= _MOST_TOK_S and self.running > 0 and 1.0 <= length <= _MOST_TOKENS
+        return _LEAST_TOK_S <= self.tok_s <= MOST and 0 < self.running <= MOST_AT_ONCE and 1.0 <= length <= MOST_TOKENS
 
 
 @dataclass(slots=True)
@@ -122,7 +131,7 @@ def read_sglang_log(lines: Iterable[str], *, source: str) -> Reading:
     num_free = sum(map(len, free.values()))
     start = log.start
     speculates = log.speculates or bool(log.verify)
-    steps = start.whole("decode_log_interval") or _DEFAULT_INTERVAL
+    steps = min(start.whole("decode_log_interval") or _DEFAULT_INTERVAL, _MOST_INTERVAL)
     run = ForeignRun(
         origin=source,
         throughput=THROUGHPUT,

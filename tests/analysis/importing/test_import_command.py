@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.data.load import load
+from analysis.importing.folder import write_folder
+from analysis.importing.formats import read_any
+from analysis.importing.records import ImportFileError
 from analysis.judge.verdict import verdict
+from analysis.show.imported import import_document, import_lines, summaries
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.cycle_model.allreduce_prior import read_prior
 from tests.analysis.importing.samples import (
@@ -20,7 +27,9 @@ from tests.analysis.importing.samples import (
     VLLM,
     bench_serving,
     bench_speculative,
+    decode,
     server_log,
+    start,
 )
 
 
@@ -170,3 +179,53 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys:
     assert main(["import", *files, "--out", str(tmp_path)]) == 2
     assert main(["import", *files, "--out", files[0]]) == 2
     assert capsys.readouterr().err.count("is there already, and not an empty folder") == 2
+
+
+_NUMBER = st.floats(allow_nan=True) | st.integers() | st.sampled_from([0, 1, 1e-300, 1e300, 2**70, 80.0, 1.8])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rates=st.lists(st.floats(0, 1e12), max_size=4),
+    accept=st.floats(0, 1e12),
+    running=st.integers(0, 10**12),
+    interval=st.integers(-1, 10**20),
+    verify=st.lists(st.floats(0, 1e12), max_size=3),
+)
+def test_any_numbers_of_a_log_are_a_folder_that_can_be_read(
+    rates: list[float], accept: float, running: int, interval: int, verify: list[float]
+) -> None:
+    words = f"accept len: {accept:.2f}, accept rate: 0.2, "
+    lines = [
+        start(extra=f", decode_log_interval={interval}"),
+        *(decode(rate, accept=words, running=running) for rate in rates),
+    ]
+    _write_and_read("\n".join([*lines, *(f"Target verify: {each:.2f} ms/cyc (50%)" for each in verify)]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time"), _NUMBER),
+        optional={"completion_tokens": _NUMBER},
+    )
+    | st.fixed_dictionaries(
+        dict.fromkeys(("duration", "completed", "output_throughput", "total_output_tokens", "accept_length"), _NUMBER),
+        optional=dict.fromkeys(("max_concurrency", "speculative_num_steps"), _NUMBER),
+    )
+)
+def test_any_numbers_of_a_benchmark_are_a_folder_that_can_be_read(row: dict[str, float]) -> None:
+    _write_and_read(json.dumps(row))
+
+
+def _write_and_read(text: str) -> None:
+    try:
+        reading = read_any(text, source="f")
+    except ImportFileError:
+        return
+    found = summaries([reading], baseline_tok_s=82.2, target_tok_s=150.0)
+    json.dumps(import_document([reading], found), allow_nan=False)
+    assert list(import_lines([reading], found))
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder([reading], Path(folder) / "r")
+        verdict(load(Path(folder) / "r"))
