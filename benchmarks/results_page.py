@@ -69,7 +69,8 @@ of one set differ by anyway. Eager calls of two ranks that wait for each other's
 Unless a scene says otherwise the grid is 6 NCCL sets x 0 to 4 steps: 29 candidates of 12 blocks, a control after every
 8, the best launched again beside it; launches differ by 0.5 %, blocks by 1 %. False: an NCCL set, step count or side
 without effect is called better or worse, in percent of sweeps. Errors are two standard errors over sweeps. A goal is
-missed if the figure lies beyond it by more than that. Levels are true at the mean of the drift over all trials.
+missed if the figure lies beyond it by more than that. Phases are timed in a quarter of the sweeps. Levels are true at
+the mean of the drift over all trials.
 `oracle found`: by least squares that knows every spread and the drift; nothing that must learn these finds more.
 `pays denied`: a sweep that was stopped early says that speculation does not pay.""",
     "search_rules": """What each special case of the search wins: 40 sweeps on each landscape with all rules and with

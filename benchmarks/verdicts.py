@@ -23,6 +23,9 @@ from benchmarks.verdict_scenes.sweep import simulate
 
 _CHUNK = 20
 """Sweeps that one process takes at a time."""
+_PHASES_EVERY = 4
+"""One sweep in so many has its phases timed, because each phase costs the analysis as much as the throughput does. In
+all of them if a set acts on the draft phase."""
 
 
 def measure(scene: Scene, num_sweeps: int, *, pool: ProcessPoolExecutor | None = None) -> dict[str, Figure]:
@@ -36,8 +39,16 @@ def run(job: tuple[Scene, range]) -> list[dict[str, float]]:
     """Figures of some sweeps of a scene."""
     scene, numbers = job
     name = zlib.crc32(scene.name.encode())
+    acts_on_drafts = any(gain.phase == "draft" for gain in scene.truth.gains)
     sweeps = [
-        simulate(scene.truth, scene.noise, scene.plan, np.random.default_rng([name, number]), crowded=scene.crowded)
+        simulate(
+            scene.truth,
+            scene.noise,
+            scene.plan,
+            np.random.default_rng([name, number]),
+            crowded=scene.crowded,
+            is_timed=acts_on_drafts or number % _PHASES_EVERY == 0,
+        )
         for number in numbers
     ]
     return [

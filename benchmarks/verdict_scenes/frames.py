@@ -152,6 +152,7 @@ def _blocks(sweep_id: str, sweep: Sweep, truth: Truth, slowness: Array) -> dict[
     cycles = sweep.cycles[ran]
     seconds = cycles * phases["cycle"] / 1000
     drafts = np.array([each.speculates for each in sweep.configurations])[rows]
+    timed = drafts & sweep.is_timed
     started_s = sweep.table.at_s[ran] + (0.0 if truth.requests == 1 else BLOCK_S / 2)
     return {
         "sweep_id": [sweep_id] * count,
@@ -166,10 +167,10 @@ def _blocks(sweep_id: str, sweep: Sweep, truth: Truth, slowness: Array) -> dict[
         "num_requests": np.full(count, truth.requests, dtype=np.int32),
         "num_cycles": cycles.astype(np.int64),
         "accept_length": _if(drafts, BLOCK_TOKENS / cycles),
-        "draft_ms": _if(drafts, phases["draft"]),
-        "verify_ms": _if(drafts, phases["verify"]),
+        "draft_ms": _if(timed, phases["draft"]),
+        "verify_ms": _if(timed, phases["verify"]),
         "verify_forward_ms": phases["verify"],
-        "extend_ms": _if(drafts, phases["extend"]),
+        "extend_ms": _if(timed, phases["extend"]),
         "gap_ms": np.zeros(count),
         "cycle_ms": phases["cycle"],
         "timer_kind": ["simulated"] * count,
@@ -178,6 +179,5 @@ def _blocks(sweep_id: str, sweep: Sweep, truth: Truth, slowness: Array) -> dict[
     }
 
 
-def _if(drafts: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> pa.Array:
-    """Null without speculation."""
-    return pa.array(values, mask=~drafts)
+def _if(present: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(values, mask=~present)

@@ -40,6 +40,8 @@ class Sweep:
     """Of it, drift and node."""
     outlier: int | None
     """A launch that was slower by accident."""
+    is_timed: bool
+    """Cycles are timed by phase."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,12 +69,19 @@ class Sweep:
 
 
 def simulate(
-    truth: Truth, noise: Noise, plan: Plan, rng: np.random.Generator, *, crowded: Truth | None = None
+    truth: Truth,
+    noise: Noise,
+    plan: Plan,
+    rng: np.random.Generator,
+    *,
+    crowded: Truth | None = None,
+    is_timed: bool = True,
 ) -> Sweep:
     """One sweep. What leads so far is known from the trials before, by tokens over seconds.
 
     Args:
         crowded: the truth at a second concurrency, if each block is followed by its counterpart there.
+        is_timed: whether the engine times the phases of a cycle.
     """
     grid = truth.configurations()
     table = timetable(plan, grid, rng)
@@ -113,6 +122,7 @@ def simulate(
         crowded_slowness=again[rows],
         shared=shared[rows],
         outlier=luck.outlier,
+        is_timed=is_timed,
     )
 
 

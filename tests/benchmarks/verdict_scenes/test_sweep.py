@@ -124,3 +124,10 @@ def test_states_share_a_server_and_rounds_interleave_their_blocks() -> None:
     assert (np.argsort(starts[:, 1]) == np.argsort(starts[:, 0])[::-1]).all(), "each round in reverse order"
     assert table.slots[-1].role == "incumbent"
     assert len(set(results_of([found])[0].trials["launch"])) == 3
+
+
+def test_phases_may_stay_untimed() -> None:
+    found = simulate(Truth(), QUIET, Plan(), np.random.default_rng(0), is_timed=False)
+    (results,) = results_of([found])
+    assert results.blocks["draft_ms"].null_count() == results.blocks.height
+    assert not results.blocks["cycle_ms"].null_count()
