@@ -34,7 +34,7 @@ def facts_of_block(
     Args:
         configuration: what served it (for an anchor the target alone).
         shared: prompt id -> share of the prompt that another prompt begins with, too (`shared_prefixes`).
-        earlier: output hash -> prompt id of the trial's earlier answers at this concurrency.
+        earlier: prompt id -> output hash of the trial's earlier answers at this concurrency.
     """
     asked = Counter(prompt.prompt_id for prompt in block.prompts)  # a prompt that a block repeats is cached by itself
     streams = record.streams or (None,) * len(record.requests)

@@ -291,7 +291,7 @@ class Measurement:
     def _judge(self, record: BlockRecord, summary: BlockSummary, block: Block, served: Configuration) -> str | None:
         """Which rules the block breaks; None if it may be compared."""
         earlier = {
-            row["output_hash"]: row["prompt_id"]
+            row["prompt_id"]: row["output_hash"]
             for row in self._rows.requests
             if row["concurrency"] == block.concurrency
         }

@@ -100,7 +100,7 @@ class BlockFacts:
     """The server was asked to go on to the last token asked for (`ignore_eos`)."""
     answers: tuple[AnswerFacts, ...] = ()
     earlier: Mapping[str, str] = field(default_factory=dict)
-    """Output hash -> prompt id, of the trial's earlier blocks at this concurrency."""
+    """Prompt id -> output hash, of the trial's earlier blocks at this concurrency."""
     cycles: CycleFacts | None = None
     foreign_pids: str | None = None
     """Processes that are not the server's and held memory of its GPUs during the block."""

@@ -7,6 +7,7 @@ Formulas and reasons of the tolerances stand in the table of rules.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from sweeps.results.block_facts import BlockFacts
 
@@ -15,6 +16,7 @@ _SLOWEST_TOK_S = 1e-3
 _ROUNDING = 1e-6
 _RATE = 0.10
 _FEWEST_ALIKE_TOKENS = 16
+_FEWEST_ALIKE_PROMPTS = 3
 _FEWEST_LOOPING_TOKENS = 8
 
 
@@ -223,13 +225,12 @@ def looping(facts: BlockFacts) -> str | None:
 
 
 def same_answer(facts: BlockFacts) -> str | None:
-    seen = dict(facts.earlier)
-    for answer in facts.answers:
-        if answer.output_tokens < _FEWEST_ALIKE_TOKENS:
-            continue
-        other = seen.setdefault(answer.output_hash, answer.prompt_id)
-        if other != answer.prompt_id:
-            return f"prompts {other} and {answer.prompt_id} have one answer of {answer.output_tokens} tokens"
+    long = {each.prompt_id: each.output_hash for each in facts.answers if each.output_tokens >= _FEWEST_ALIKE_TOKENS}
+    every = {**facts.earlier, **long}
+    alike = [prompt for prompt, told in every.items() if told in long.values()]
+    counts = Counter(every[prompt] for prompt in alike).most_common(1)
+    if counts and counts[0][1] >= _FEWEST_ALIKE_PROMPTS and 2 * counts[0][1] > len(every):
+        return f"{counts[0][1]} of {len(every)} prompts have one answer of {_FEWEST_ALIKE_TOKENS} tokens or more"
     return None
 
 
