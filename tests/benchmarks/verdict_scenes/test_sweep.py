@@ -11,6 +11,7 @@ from benchmarks.verdict_scenes.claims import judge
 from benchmarks.verdict_scenes.frames import results_of, trial_ids
 from benchmarks.verdict_scenes.noise import Noise
 from benchmarks.verdict_scenes.plan import Plan
+from benchmarks.verdict_scenes.scenes import SCENES
 from benchmarks.verdict_scenes.sweep import Sweep, simulate
 from benchmarks.verdict_scenes.truth import Gain, Truth
 
@@ -131,3 +132,13 @@ def test_phases_may_stay_untimed() -> None:
     (results,) = results_of([found])
     assert results.blocks["draft_ms"].null_count() == results.blocks.height
     assert not results.blocks["cycle_ms"].null_count()
+
+
+def test_every_scene_passes_the_loader() -> None:
+    for scene in SCENES:
+        for is_timed in (True, False):
+            rng = np.random.default_rng(0)
+            found = simulate(scene.truth, scene.noise, scene.plan, rng, crowded=scene.crowded, is_timed=is_timed)
+            (results,) = results_of([found])
+            assert {each.kind for each in results.excluded} <= {"crash", "pruned"}, scene.name
+            assert set(results.trials["configuration_id"]) == {each.configuration_id for each in found.measured()}
