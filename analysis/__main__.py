@@ -1,4 +1,4 @@
-"""`python -m analysis report | verdict | break-even | import | server-log`: what results say."""
+"""`python -m analysis report | verdict | compare | break-even | import | server-log`: what results say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from analysis.compare_command import add_compare_parser, run_compare
 from analysis.data.load import load
 from analysis.import_command import add_import_parser, run_import
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
@@ -25,7 +26,8 @@ _LOG_WIDTH = 140
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analysis") -> int:
-    """Run one command. Returns the exit code: 0, or 2 for input that cannot be used (one line on stderr).
+    """Run one command. Returns the exit code: 0, 2 for input that cannot be used (one line on stderr), 1 for
+    `compare --fail-on`.
 
     Args:
         prog: the command's name in its usage.
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
     try:
         if options.command == "break-even":
             return _break_even(options)
+        if options.command == "compare":
+            return run_compare(options)
         if options.command == "import":
             return run_import(options)
         if options.command == "server-log":
@@ -148,6 +152,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help=f"draft steps per cycle, at this cycle time (default {DEFAULT_NUM_STEPS})",
     )
     even.add_argument("--json", action="store_true", help="as JSON")
+    add_compare_parser(commands)
     add_import_parser(commands)
     log = commands.add_parser("server-log", help="throughput and accept length from an SGLang server's own log")
     log.add_argument("log", type=Path, help="the server's output")

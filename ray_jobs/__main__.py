@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "write the report page of a results folder",
     "verdict": "print the verdicts of a results folder",
     "break-even": "the accept length at which speculation pays, from a cycle time",
+    "compare": "two sweeps of the same work: what the second changed",
     "import": "logs and benchmarks that you already have, as a results folder",
     "server-log": "throughput and accept length from the log of an SGLang server",
 }

@@ -63,6 +63,8 @@ class Results:
     """Those that were measured, the one that the search decided on first."""
     anchors: pl.DataFrame
     """Blocks at step count 0 inside the servers of `trials`: no part of their configurations."""
+    requests: pl.DataFrame
+    """Of `trials`."""
     kernels: pl.DataFrame
     evidence: pl.DataFrame
     excluded: tuple[Excluded, ...]
@@ -150,6 +152,7 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
         blocks=blocks,
         all_blocks=all_blocks,
         concurrencies=concurrencies,
+        requests=_of(requests, trials),
         anchors=_sound_anchors(_of(frames["anchors"], trials)),
         kernels=_of(traced, trials),
         evidence=evidence,

@@ -74,6 +74,7 @@ def _manifest(readings: Sequence[Reading], sweep_id: str, target_tok_s: float | 
         "schema_version": SCHEMA_VERSION,
         "engine": ENGINE,
         "imported": files,
+        "throughput": next((run.throughput for each in readings for run in each.runs if run.blocks), None),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "target_tok_s": target_tok_s,
     }
