@@ -15,6 +15,7 @@ from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
 from analysis.data.sound import SoundTables, read_sound
 from analysis.data.unread import with_twins
+from sweeps.results.inert import is_inert
 from sweeps.results.resolved import EXPECTED_TO_DIFFER, RESOLVED
 from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
 
@@ -313,6 +314,24 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _inert(blocks: pl.DataFrame) -> Iterator[str]:
+    """Trials that a sweep measured although hardly a draft token was accepted (`checks.inert_draft: allow`)."""
+    accepted = (pl.col("accept_length") - 1.0) * pl.col("num_cycles")
+    counts = (
+        blocks.filter(pl.col("accept_length").is_not_null() & pl.col("num_cycles").is_not_null())
+        .group_by("trial_id")
+        .agg(accepted=accepted.sum(), cycles=pl.col("num_cycles").sum())
+        .sort("trial_id")
+    )
+    inert = [row["trial_id"] for row in _rows(counts) if is_inert(row["accepted"], row["cycles"])]
+    if inert:
+        more = f" and {len(inert) - 8} more" if len(inert) > 8 else ""
+        yield (
+            f"hardly a draft token is accepted in {', '.join(inert[:8])}{more}: "
+            "cycle times hold, but throughput says nothing about speculation"
+        )
+
+
 def _resolved_apart(trials: pl.DataFrame) -> Iterator[str]:
     """What the servers of compared trials decided differently by themselves."""
     told: dict[str, dict[str, list[str]]] = {}
@@ -363,6 +382,7 @@ def _warnings(
             yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
     if "pinned" in latest["acceptance"].to_list():
         yield "acceptance is pinned (simulated by the server): cycle times are valid, throughput is not"
+    yield from _inert(blocks)
     yield from _resolved_apart(trials)
     yield from _clocks_apart(trials, blocks)
     throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))

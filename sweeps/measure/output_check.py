@@ -8,7 +8,6 @@ is right is what most controls say; where they do not agree, nobody fails by the
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,10 @@ from typing import Any
 
 from sweeps.engines.base import EngineError
 from sweeps.measure.records import TRIAL_LETTERS
+from sweeps.results.inert import is_inert
 from sweeps.results.part_file import DamagedPartError
 from sweeps.results.tables import ResultsFolder, read_part
 
-INERT_CYCLES = 100
-"""Fewer do not tell an inert draft from a poor one: accepted at 5 %, 0.6 % of trials this long see no draft token."""
-INERT_ACCEPTED = 0.05
-"""Draft tokens accepted per cycle below which a drafter does not fit its target. A head of another tokenizer or other
-layers hits frequent tokens by chance, 1 to 3 % of the time; a trained drafter far from its domain hits 20 % or more.
-Nothing is lost: 5 % of tokens do not pay for the drafting and the wider verify."""
 COMPARED_AT_LEAST = 4
 _LEAST_SHARE = 0.5
 FEWEST_AGAINST_A_CONTROL = 2
@@ -50,8 +44,6 @@ class Agreement:
 def refuse_inert_draft(blocks: Iterable[Mapping[str, Any]]) -> None:
     """Raise EngineError (`draft_inert`) if (nearly) no draft token is accepted: cost of speculation, none of its gain.
 
-    That is so if fewer than INERT_ACCEPTED per cycle were accepted by three standard errors of the count.
-
     Args:
         blocks: rows of `blocks` of one trial; suspect ones do not count.
     """
@@ -61,10 +53,8 @@ def refuse_inert_draft(blocks: Iterable[Mapping[str, Any]]) -> None:
         if row["accept_length"] is not None and row["suspect"] is None
     ]
     cycles = sum(count for _, count in lengths)
-    if cycles < INERT_CYCLES:
-        return
     accepted = sum((length - 1.0) * count for length, count in lengths)
-    if accepted + 3.0 * math.sqrt(accepted + 1.0) < INERT_ACCEPTED * cycles:
+    if is_inert(accepted, cycles):
         raise EngineError(
             f"accept length {1.0 + accepted / cycles:.4f} over {cycles} verify cycles: "
             f"{'no draft token is' if accepted < 0.5 else 'hardly a draft token is'} accepted",

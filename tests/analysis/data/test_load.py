@@ -153,3 +153,9 @@ def test_what_servers_resolved_differently_is_a_warning(tmp_path: Path) -> None:
     assert said.startswith("servers resolved cuda_graph_max_bs differently (160 in t0000; 48 in t0001)")
     swept = replace(narrow, columns={**narrow.columns, "args": {"cuda-graph-max-bs": "48"}})
     assert not [line for line in load(write_sweep(tmp_path / "s", [wide, swept])).warnings if "resolved" in line]
+
+
+def test_an_inert_drafter_that_was_measured_is_a_warning(tmp_path: Path) -> None:
+    inert = Run(arm=replace(FOUNDING_EAGLE, accept_length=1.0), status="pruned")
+    (said,) = list(load(write_sweep(tmp_path / "r", [CONTROL, EAGLE, inert], World(prompt_sd=0.0))).warnings)
+    assert said.startswith("hardly a draft token is accepted in t0002: cycle times hold")
