@@ -116,7 +116,8 @@ class LiveServer:
                 str(error), stage=stage, kind=_kind_of_status(error.status), log_tail=log_tail(self.boot.log())
             ) from error
         except TimeoutError as error:
-            raise self.boot.failure(None, stage, str(error)) from error
+            name = "first_request" if stage == "first_request" else "block"
+            raise self.boot.failure(None, stage, f"{error} (deadlines_s.{name})") from error
         except (ServerGoneError, urllib.error.URLError) as error:
             if self.is_stopping():
                 raise stopped(stage) from error
