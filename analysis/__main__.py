@@ -18,8 +18,8 @@ from analysis.server_log import read_server_log
 from analysis.show.document import document
 from analysis.show.report import write_report
 from analysis.show.short_form import print_short_form
+from sweeps.command_end import REFUSED, end
 from sweeps.foreign_text import console, print_error, printable
-from sweeps.results.tables import TableError
 
 _LOG_WIDTH = 140
 """Columns in a log: the tables fit."""
@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
         prog: the command's name in its usage.
     """
     options = _parser(prog).parse_args(arguments)
+    return end(lambda: _command(options))
+
+
+def _command(options: argparse.Namespace) -> int:
     try:
         if options.command == "break-even":
             return _break_even(options)
@@ -45,9 +49,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m analy
         if options.command == "verdict":
             return _verdict(options.results, as_json=options.json, strict=options.strict)
         return _report(options.results, options.out or options.results / "report.html", strict=options.strict)
-    except (TableError, ValueError) as error:
+    except ValueError as error:
         print_error(error)
-        return 2
+        return REFUSED
 
 
 def _report(results: Path, out: Path, *, strict: bool) -> int:

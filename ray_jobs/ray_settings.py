@@ -37,3 +37,5 @@ def settle_environment() -> None:
         os.environ.update(LOCAL_SETTINGS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    # Tune's snapshots are never read: that one cannot be written on a full disk is said by what is written beside it.
+    logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import socket
 import uuid
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from sweeps.spec.reading import fingerprint
 from sweeps.spec.space import Space
 
 _LOCK = "driver.lock"
-_BEGUN = {_LOCK, "spec.yaml"}
+_BEGUN = re.compile(r"driver\.lock|spec\.yaml|\.(spec\.yaml|sweep\.json)\.[0-9a-f]+\.tmp|\.probe-\d+")
 """What a driver that died before it wrote the manifest leaves."""
 _VERSIONS_OF = ("ray", "optuna", "pyarrow", "numpy")
 
@@ -51,9 +52,13 @@ def default_root(spec: SweepSpec) -> Path:
 
     A Ray job works in an unpacked copy that Ray deletes later: there it is below `~/specsweep-results`.
     """
-    in_job = "runtime_resources" in Path.cwd().parts
-    base = Path.home() / "specsweep-results" if in_job else Path("results")
+    base = Path.home() / "specsweep-results" if _in_job() else Path("results")
     return base / f"{spec.sweep}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _in_job() -> bool:
+    """Whether this process works in the copy of a working directory that Ray unpacked for a job."""
+    return "runtime_resources" in Path.cwd().parts
 
 
 def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = False) -> OpenedResults:
@@ -66,6 +71,11 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
     Raises SpecError if the folder cannot be written, holds something else, is a packed recording, or belongs to
     another spec or to another driver that is running.
     """
+    if _in_job() and not root.is_absolute():
+        raise SpecError(
+            f"--results: {root} is relative, and a job works in a copy that Ray deletes later; "
+            f"give an absolute path, {Path.home() / root} say"
+        )
     folder = ResultsFolder(root.resolve())
     if folder.root.is_dir():
         _refuse_links(folder)
@@ -73,7 +83,7 @@ def open_results(root: Path, spec: SweepSpec, text: str, *, must_exist: bool = F
         return _resume(folder, text)
     if must_exist:
         raise SpecError(f"--resume: wanted a results folder, but {root} has no {folder.manifest.name}")
-    if folder.root.is_dir() and {path.name for path in folder.root.iterdir()} - _BEGUN:
+    if folder.root.is_dir() and not all(_BEGUN.fullmatch(path.name) for path in folder.root.iterdir()):
         raise SpecError(f"--results: {root} is neither empty nor a results folder (it has no {folder.manifest.name})")
     return _create(folder, spec, text)
 
@@ -100,6 +110,8 @@ def _resume(folder: ResultsFolder, text: str) -> OpenedResults:
         manifest = folder.read_manifest()
     except (TableError, ValueError) as error:
         raise SpecError(f"--results: {folder.manifest} cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("sweep_id", ""), str):
+        raise SpecError(f"--results: {folder.manifest} is not the manifest of a sweep")
     theirs, ours = manifest.get("spec_fingerprint"), fingerprint(text)
     if theirs != ours:
         raise SpecError(
@@ -128,8 +140,12 @@ def _create(folder: ResultsFolder, spec: SweepSpec, text: str) -> OpenedResults:
         "target_tok_s": spec.target.tok_s,
         "num_configurations": len(Space(spec).configurations()),
     }
-    replace_text(folder.spec, redacted_text(text))
-    replace_text(folder.manifest, json.dumps(manifest, indent=2) + "\n")
+    try:
+        replace_text(folder.spec, redacted_text(text))
+        replace_text(folder.manifest, json.dumps(manifest, indent=2) + "\n")
+    except OSError:
+        os.close(lock)
+        raise
     return OpenedResults(folder=folder, sweep_id=sweep_id, resumed=False, lock=lock)
 
 
@@ -142,8 +158,12 @@ def _lock(folder: ResultsFolder) -> int:
         os.close(lock)
         owner = path.read_text(encoding="utf-8").strip() or "unknown"
         raise SpecError(f"--results: {folder.root} is in use by a running driver ({owner})") from error
-    os.truncate(lock, 0)
-    os.write(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+    try:
+        os.truncate(lock, 0)
+        os.write(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
+    except OSError as error:
+        os.close(lock)
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     return lock
 
 

@@ -1,7 +1,8 @@
 """Run one sweep: `python -m ray_jobs.run_sweep SPEC [--results DIR] [--resume] [--dry-run]`.
 
 The same command runs on one machine and under `ray job submit --working-dir . -- python -m ray_jobs.run_sweep SPEC`.
-Exit codes: 0 done, 1 a trial ended in an unexpected error, 2 the sweep could not begin, 130 interrupted.
+Exit codes: 0 done, with the control and at least one candidate measured; 1 a trial ended in an unexpected error; 2 the
+sweep could not begin, or the disk is full; 3 it ended and nothing was measured that could be compared; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results, tell_damage
-from sweeps import SpecsweepError
+from sweeps.command_end import end
 from sweeps.engines import open_engine
-from sweeps.foreign_text import console, print_error
+from sweeps.foreign_text import console
 from sweeps.measure.trial import recover
 from sweeps.redaction import redacted_variables, redacted_words
 from sweeps.results.tables import ResultsFolder
@@ -33,6 +34,9 @@ from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 from sweeps.spec.yaml_text import read_text
 
+NOTHING_MEASURED = 3
+INTERRUPTED = 130
+
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.run_sweep") -> int:
     """Run the command line. Returns the exit code.
@@ -42,11 +46,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.r
     """
     arguments = _parser(prog).parse_args(argv)
     settle_environment()
-    try:
-        return _dry_run(arguments.spec) if arguments.dry_run else _run(arguments)
-    except SpecsweepError as error:
-        print_error(error)
-        return 2
+    return end(lambda: _dry_run(arguments.spec) if arguments.dry_run else _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -54,10 +54,11 @@ def _run(arguments: argparse.Namespace) -> int:
     SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
     opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
     try:
-        study = open_sweep(spec, space, opened, num_blocks=spec.workload.blocks * len(spec.workload.concurrency))
+        num_blocks = spec.workload.blocks * len(spec.workload.concurrency)
+        study = open_sweep(spec, space, opened, num_blocks=num_blocks, retry_failed=arguments.retry_failed)
         if opened.resumed and study.trials_left == 0 and study.ask() is None:
             _conclude(SweepProgress(study), opened)
-            return 0
+            return 0 if study.has_measured else NOTHING_MEASURED
         num_nodes = _connect(spec, opened)
         signal.signal(signal.SIGTERM, _interrupt)
         return _measure(study, spec, opened, blocks, num_nodes=num_nodes)
@@ -90,7 +91,10 @@ def _measure(
     progress = SweepProgress(study)
     progress.console.print(f"results: {opened.folder.root}", highlight=False, soft_wrap=True)
     if opened.resumed:
-        progress.console.print(f"resumed: {len(study.observations)} trials were already measured", highlight=False)
+        measured = sum(seen.is_measured for seen in study.observations)
+        progress.console.print(
+            f"resumed: {measured} trials were already measured, {len(study.observations)} tried", highlight=False
+        )
     interrupted = False
     with progress:
         try:
@@ -101,7 +105,9 @@ def _measure(
     if num_errors:
         progress.console.print(f"{num_errors} trials ended in an unexpected error", highlight=False)
         return 1
-    return 130 if interrupted or not study.finished else 0
+    if interrupted or not study.finished:
+        return INTERRUPTED
+    return 0 if study.has_measured else NOTHING_MEASURED
 
 
 def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
@@ -110,10 +116,16 @@ def _conclude(progress: SweepProgress, opened: OpenedResults) -> None:
     progress.console.print(f"report: python -m analysis report {opened.folder.root}", highlight=False, soft_wrap=True)
 
 
-def open_sweep(spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int) -> SweepStudy:
-    """The study of an opened folder, as far as its tables go; what is damaged in them is printed and left out."""
+def open_sweep(
+    spec: SweepSpec, space: Space, opened: OpenedResults, *, num_blocks: int, retry_failed: bool = False
+) -> SweepStudy:
+    """The study of an opened folder, as far as its tables go; what is damaged in them is printed and left out.
+
+    Args:
+        retry_failed: configurations that failed are tried again, whatever the cause.
+    """
     recover(opened.folder, num_blocks=num_blocks)
-    earlier = read_earlier(opened.folder, space, sweep_id=opened.sweep_id)
+    earlier = read_earlier(opened.folder, space, sweep_id=opened.sweep_id, retry_failed=retry_failed)
     storage, rebuilt = open_study(opened.folder.study, spec, space, earlier)
     tell_damage(opened, earlier, rebuilt)
     observations = earlier.observations
@@ -182,6 +194,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML, or the name of a shipped one")
     parser.add_argument("--results", type=Path, metavar="DIR", help="results folder (default: results/SWEEP-TIME)")
     parser.add_argument("--resume", action="store_true", help="insist on an existing results folder of this spec")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="with --resume: try failed configurations again, whatever the cause"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the space, the commands and the cost; run nothing"
     )

@@ -16,6 +16,7 @@ from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import last_end_s
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
 from sweeps.results.tables import ResultsFolder
+from sweeps.results.writing import full_disk
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.workload import Block
 
@@ -73,6 +74,14 @@ class SweepTrainable(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
+        try:
+            return self._step()
+        except OSError as error:
+            if (full := full_disk(error)) is None:
+                raise
+            return {"full": str(full), "done": True}  # the journal stays, and the next driver makes rows of it
+
+    def _step(self) -> dict[str, Any]:
         if self._measurement is None or not self._begun:
             self._measurement, self._begun = self._measure(), True
         result = self._measurement.advance()
@@ -93,11 +102,17 @@ class SweepTrainable(tune.Trainable):
         return {"outcome": replace(result, seconds=self._total(result.seconds)), "done": True}
 
     def cleanup(self) -> None:
-        if self._measurement is not None:
-            self._measurement.stop()
-            self._measurement.close_engine()
-        elif self._held is not None:
-            self._held.close()
+        try:
+            if self._measurement is not None:
+                try:
+                    self._measurement.stop()
+                finally:
+                    self._measurement.close_engine()
+            elif self._held is not None:
+                self._held.close()
+        except OSError as error:
+            if full_disk(error) is None:
+                raise
 
     def _begin(self, config: Mapping[str, Any]) -> None:
         # Nothing is measured or written before the first step: Tune may give the trial to another actor until then.

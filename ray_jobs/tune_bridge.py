@@ -20,10 +20,18 @@ from ray.tune.search import Searcher
 
 from ray_jobs.trial_actor import SweepRun, SweepTrainable
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Outcome, PlannedTrial, kind_for_search
-from sweeps.measure.rows import invalid_row, lost_row, record_decision, record_findings
+from sweeps.measure.records import Decision, FailureKind, Outcome, PlannedTrial, kind_for_search
+from sweeps.measure.rows import (
+    PROCESS_DIED,
+    invalid_row,
+    last_outcome,
+    lost_row,
+    record_decision,
+    record_findings,
+)
 from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, write_part
+from sweeps.results.writing import StorageError, full_disk
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import ResourceSpec
@@ -51,7 +59,9 @@ class StudySearcher(Searcher):
         self.study = study
         self.run = run
         self.observer = observer
-        self.num_errors = 0
+        self._lost_trials: list[PlannedTrial] = []
+        self.full: StorageError | None = None
+        """Why the run ended, if the disk was full."""
         self._errors_in_a_row = 0
         self._max_concurrent = max_concurrent
         self._live: dict[str, PlannedTrial] = {}
@@ -67,7 +77,26 @@ class StudySearcher(Searcher):
         self._max_concurrent = max_concurrent
         return True  # Tune's own limiter would drop the endings of trials that it did not start
 
+    @contextlib.contextmanager
+    def _halting(self) -> Iterator[None]:
+        """End the run if the disk is full: nothing more is asked for, and nothing that could not be kept is told."""
+        try:
+            yield
+        except OSError as error:
+            if (full := full_disk(error)) is None:
+                raise
+            self._halt(full)
+
+    def _halt(self, full: StorageError) -> None:
+        self.full = self.full or full
+        self.study.stop(str(self.full))
+
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override] # FINISHED is a str
+        with self._halting():
+            return self._suggest(trial_id)
+        return str(Searcher.FINISHED)
+
+    def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if len(self._live) >= self._max_concurrent:
             return None
         trial = self.study.ask()
@@ -81,7 +110,12 @@ class StudySearcher(Searcher):
         return {"trial": trial}
 
     def take_block(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """True: prune. The decision is on disk before the actor hears of it."""
+        """True: the trial ends here. A decision to prune is on disk before the actor hears of it."""
+        with self._halting():
+            return self.full is not None or self._take_block(trial_id, result)
+        return True
+
+    def _take_block(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         trial, newest = self._live[trial_id], result["block"]
         block = newest.block
         decision = self.study.report(trial, block, seconds=newest.seconds)
@@ -106,8 +140,16 @@ class StudySearcher(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:  # noqa: FBT001, FBT002
         if trial_id not in self._live:
             return
+        if result and "full" in result:
+            self._halt(StorageError(result["full"]))
+        if self.full is not None:
+            del self._live[trial_id]
+            return
+        with self._halting():
+            self._complete(trial_id, result, error=error)
+
+    def _complete(self, trial_id: str, result: dict[str, Any] | None, *, error: bool) -> None:
         if error or not result or "outcome" not in result:
-            self.num_errors += error
             self._lost(trial_id)
             return
         outcome: Outcome = result["outcome"]
@@ -129,14 +171,26 @@ class StudySearcher(Searcher):
         self.observer.ended(trial, outcome)
 
     def _lost(self, trial_id: str) -> None:
-        """The actor ended without saying how: its journal becomes rows, and the study hears of an interruption."""
-        trial = self._live[trial_id]
-        run, reason = self.run, "the trial's process ended unexpectedly"
-        if not recover(run.folder, num_blocks=run.num_measured, only=trial.trial_id):
-            row = lost_row(trial, run.spec, reason, sweep_id=run.sweep_id)
+        """The actor ended without saying how: its journal becomes rows, and the study is told what the rows say.
+
+        The first time the trial counts as interrupted, so that its configuration is measured again. A configuration
+        whose process dies twice is blamed for it.
+        """
+        trial, run = self._live[trial_id], self.run
+        before = self.study.observations.of_configuration(trial.configuration)
+        died_of: FailureKind = "crash" if any(seen.reason == PROCESS_DIED for seen in before) else "interrupted"
+        if not recover(run.folder, num_blocks=run.num_measured, only=trial.trial_id, died_of=died_of):
+            row = lost_row(trial, run.spec, PROCESS_DIED, sweep_id=run.sweep_id) | {"kind": died_of}
             write_part(run.folder, "trials", [row], trial_id=trial.trial_id, attempt=1)
-        self._end(trial_id, Outcome(status="failed", reason=reason, stage="load", kind="crash"))
+        self._lost_trials.append(trial)
+        self._end(trial_id, last_outcome(run.folder, trial.trial_id))
         self._count_error("ended in an unexpected error")
+
+    @property
+    def num_errors(self) -> int:
+        """Trials whose process died, and whose configuration was not measured again."""
+        measured = self.study.observations.measured()
+        return sum(trial.configuration not in measured for trial in self._lost_trials)
 
     def _count_error(self, what: str) -> None:
         self._errors_in_a_row += 1
@@ -181,6 +235,8 @@ class StudyScheduler(FIFOScheduler):
 def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_nodes: int) -> int:
     """Run a study to its end on the connected Ray cluster. Returns the number of unexpected errors.
 
+    Raises StorageError if the disk under the results folder took nothing more.
+
     Args:
         num_nodes: nodes with enough GPUs; as many trials run at once.
     """
@@ -211,8 +267,15 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
             verbose=0,
         ),
     )
-    with _prompt_stop(run.folder):
-        tuner.fit()
+    try:
+        with _prompt_stop(run.folder):
+            tuner.fit()
+    except (tune.TuneError, OSError) as error:
+        searcher.full = searcher.full or full_disk(error)
+        if searcher.full is None:
+            raise
+    if searcher.full is not None:
+        raise searcher.full
     return searcher.num_errors
 
 

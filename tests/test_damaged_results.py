@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from analysis.judge.verdict import verdict
 from ray_jobs.results import open_results
 from ray_jobs.run_sweep import open_sweep
 from sweeps import SpecsweepError
+from sweeps.command_end import end
 from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
 from sweeps.results.tables import TABLES, ResultsFolder, TableError, read_parts, read_table
 from sweeps.search.study import SweepStudy
@@ -246,3 +248,40 @@ def test_every_table_of_the_folder_was_in_the_test(swept: Path) -> None:
     there = {path.parent.name for path in files(swept)}
     assert {"trials", "blocks", "requests", "cycles", "kernels", "journal"} <= there
     assert there - {"journal", "results"} <= set(TABLES)
+
+
+class _Full:
+    """`os.fsync` of a disk that takes a number of files more."""
+
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+    def __call__(self, descriptor: int) -> None:
+        self.more -= 1
+        if self.more < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("more", [*range(12), *range(12, 150, 9)])
+def test_a_disk_that_is_full_at_any_place_is_one_line_and_the_same_command_goes_on(
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Manifest, spec, study, journals and parts: each is synced, and each sync may be the one that fails."""
+    root = tmp_path / "results"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _Full(more))
+        code = end(lambda: 0 if resume(root) else 1)
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "No space left on device" in said
+    assert str(root) in said, "the file is named"
+    before = {path: path.read_bytes() for path in root.rglob("*.parquet")}
+    resume(root)
+    assert {path: path.read_bytes() for path in before} == before
+    results = load(root)
+    assert not [each for each in results.excluded if each.kind == "damaged"]
+    done = set(results.trials.filter(status="completed")["configuration_id"])
+    assert done == {each.configuration_id for each in SPACE.configurations()}
+    assert not list(root.rglob("*.tmp"))

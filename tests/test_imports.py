@@ -9,11 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sweeps", "ray_jobs", "analysis", "benchmarks")
 
-EVERYWHERE = ("sweeps.choices", "sweeps.foreign_text", "sweeps.redaction")
+EVERYWHERE = ("sweeps.choices", "sweeps.command_end", "sweeps.foreign_text", "sweeps.redaction")
 
 MAY_IMPORT = {
     # Each package, and which of ours it may import beside itself. Everything may import those of EVERYWHERE.
     "sweeps.choices": set[str](),
+    "sweeps.command_end": {"sweeps.results"},
     "sweeps.foreign_text": set[str](),
     "sweeps.redaction": set[str](),
     "sweeps.results": set[str](),

@@ -17,13 +17,15 @@ from sweeps.measure.block_facts import foreign_pids, probe_tokens
 from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial
 from sweeps.results.journal import DECISION_SUFFIX, Row
 from sweeps.results.part_file import DamagedPartError
-from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_part, read_parts, write_part
+from sweeps.results.tables import ACTIVITIES, ResultsFolder, TableError, read_part, read_parts, write_part
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.names import DRAFTING
 from sweeps.spec.space import Configuration
 from sweeps.spec.workload import Block
 
 PRUNED_EVENT = "pruned"
+PROCESS_DIED = "the trial's process died"
+"""Reason of a trial that could not say itself how it ended."""
 _TELEMETRY_NUMBERS = ("sm_clock_mhz", "power_w", "temperature_c", "memory_used_bytes")
 _FINDING_SUFFIX = "-finding"
 
@@ -145,6 +147,27 @@ def prune_reason(folder: ResultsFolder, trial_id: str) -> str | None:
     return str(rows[0]["detail"]) if rows else None
 
 
+def last_outcome(folder: ResultsFolder, trial_id: str) -> Outcome:
+    """How a trial ended, by the row of its last attempt. Raises TableError if it has none that can be read."""
+    attempts = [
+        path.stem.rpartition("-a")[2] for path in folder.part("trials", trial_id, 1).parent.glob(f"{trial_id}-a*")
+    ]
+    newest = max((int(attempt) for attempt in attempts if attempt.isdecimal()), default=1)
+    rows = read_part(folder, "trials", trial_id=trial_id, attempt=newest).to_pylist()
+    if not rows:
+        raise TableError(f"{folder.root}: table trials has no row of {trial_id}")
+    (row,) = rows
+    return Outcome(
+        status=row["status"],
+        reason=row["reason"],
+        stage=row["stage"],
+        kind=row["kind"],
+        relaunched=row["relaunched"],
+        seconds={activity: row[f"{activity}_s"] for activity in ACTIVITIES},
+        all_reduce=row["all_reduce"],
+    )
+
+
 def last_end_s(folder: ResultsFolder, node: str) -> float:
     """The time at which the rows of a node end, on its engines' clock; 0 if it has none."""
     trials = read_parts(folder, "trials", columns=["node", "ended_s"]).rows
@@ -187,7 +210,7 @@ def report_columns(report: LaunchReport) -> Row:
 
 def interrupted_columns() -> Row:
     """What a row says until its trial ends: a reader of a dead process's journal then sees what happened."""
-    outcome = interrupted("the trial's process died", 0)
+    outcome = interrupted(PROCESS_DIED, 0)
     return {"status": outcome.status, "stage": outcome.stage, "kind": outcome.kind, "reason": outcome.reason}
 
 

@@ -25,7 +25,7 @@ from sweeps.measure.output_check import (
     refuse_inert_draft,
     refuse_wrong_output,
 )
-from sweeps.measure.records import Outcome, PlannedTrial
+from sweeps.measure.records import FailureKind, Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
 from sweeps.redaction import without_values
 from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal, set_aside
@@ -404,7 +404,9 @@ class Measurement:
         }
 
 
-def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) -> tuple[str, ...]:
+def recover(
+    folder: ResultsFolder, *, num_blocks: int, only: str | None = None, died_of: FailureKind = "interrupted"
+) -> tuple[str, ...]:
     """Write the parts of trials whose process died, from their journals. Returns their trial ids.
 
     A trial with a decision to prune is pruned, one with all its `num_blocks` blocks (at every concurrency) completed,
@@ -412,6 +414,7 @@ def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) 
 
     Args:
         only: this trial alone, if others are running.
+        died_of: the kind of a trial that failed.
     """
     recovered = []
     for path in left_journals(folder):
@@ -430,6 +433,8 @@ def recover(folder: ResultsFolder, *, num_blocks: int, only: str | None = None) 
                 rows.trial.update(status="pruned", reason=reason, stage=None, kind=None)
             elif len(rows.blocks) >= num_blocks and 2 * sum(map(_is_sound, rows.blocks)) >= len(rows.blocks):
                 rows.trial.update(status="completed", reason=None, stage=None, kind=None)
+            else:
+                rows.trial.update(kind=died_of)
             rows.write(folder)
             recovered.append(trial_id)
         if content.damaged_lines:

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder, remove_part, write_part
+from sweeps.results.writing import naming
 
 Row = dict[str, Any]
 
@@ -86,7 +87,7 @@ class Journal:
         if cycles is not None:
             line["cycles"] = _encode(cycles)
         encoded = json.dumps(line, default=_plain).encode()
-        with self._path.open("ab") as file:
+        with naming(self._path), self._path.open("ab") as file:
             file.write(encoded + f"\t{zlib.crc32(encoded):08x}\n".encode())
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,6 @@ eight digits were zeros. Files without it (older ones, packed recordings) are ch
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sweeps import SpecsweepError
+from sweeps.results.writing import replace_bytes
 
 TABLE_KEY, VERSION_KEY = "specsweep.table", "specsweep.schema_version"
 _NO_SUM = b"specsweep-crc32:00000000"
@@ -58,21 +58,7 @@ def write_part_file(path: Path, rows: pa.Table) -> None:
     with pq.ParquetWriter(sink, rows.schema, compression="zstd") as writer:
         writer.write_table(rows)
         writer.add_key_value_metadata({"specsweep.checksum": _NO_SUM.decode()})
-    write_whole(path, _with_sum(sink.getvalue().to_pybytes()))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by this content or leave it as it was: temporary name, synced, renamed. Raises OSError."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_bytes(path, _with_sum(sink.getvalue().to_pybytes()))
 
 
 def read_part_file(path: Path, table: str, schema: pa.Schema, *, version: int, columns: Sequence[str]) -> PartRows:

@@ -50,6 +50,11 @@ class Observation:
     refused: bool = False
     """Failed without a launch (outcome `invalid`): it cost nothing."""
 
+    @property
+    def is_measured(self) -> bool:
+        """It ended with blocks that tell something: to its end, or pruned."""
+        return self.status in ("completed", "pruned") and bool(self.blocks)
+
     def blocks_with(self, metric: Metric) -> tuple[BlockSummary, ...]:
         """The blocks that have a value of the metric."""
         return tuple(block for block in self.blocks if block_value(block, metric) is not None)
@@ -132,6 +137,10 @@ class Observations:
     def of_configuration(self, configuration: Configuration) -> tuple[Observation, ...]:
         """Every trial of a configuration, whatever its role."""
         return tuple(seen for seen in self if seen.trial.configuration == configuration)
+
+    def measured(self) -> frozenset[Configuration]:
+        """Configurations with a measured trial."""
+        return frozenset(seen.trial.configuration for seen in self if seen.is_measured)
 
     @property
     def running(self) -> tuple[Observation, ...]:

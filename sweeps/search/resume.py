@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sweeps.engines.base import KernelTime
+from sweeps.engines.base import TRANSIENT_KINDS, KernelTime
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import PlannedTrial, kind_for_search, study_number
 from sweeps.results.nccl_acts import is_unread, variables_read
@@ -18,6 +19,8 @@ from sweeps.spec.space import Configuration, Space, Suggestion
 
 _BLOCK_FIELDS = tuple(entry.name for entry in fields(BlockSummary))
 _KERNEL_FIELDS = tuple(entry.name for entry in fields(KernelTime))
+_MAY_BE_GONE = TRANSIENT_KINDS | {"engine_unavailable"}
+"""Kinds of failure that tell of the node more than of the configuration."""
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "trials": (
         "role",
@@ -67,13 +70,16 @@ def read_observations(folder: ResultsFolder, space: Space) -> Observations:
     return read_earlier(folder, space).observations
 
 
-def read_earlier(folder: ResultsFolder, space: Space, *, sweep_id: str | None = None) -> Earlier:
+def read_earlier(
+    folder: ResultsFolder, space: Space, *, sweep_id: str | None = None, retry_failed: bool = False
+) -> Earlier:
     """Every trial of the folder in the order of its start; suggestions that are no configuration are `refused`.
 
     Blocks and status are those of a trial's last attempt, seconds those of all of them.
 
     Args:
         sweep_id: rows of any other sweep are damage.
+        retry_failed: every failed trial is to be tried again, not only one whose cause may be gone by itself.
 
     Raises TableError for a part of a newer version.
     """
@@ -92,17 +98,15 @@ def read_earlier(folder: ResultsFolder, space: Space, *, sweep_id: str | None = 
     damaged = [damage for parts in tables.values() for damage in parts.damaged]
     damaged += (_lost_blocks(row) for row in ordered if _has_lost_blocks(row, blocks))
     names_in_use = folder.names_in_use()
-    observations = Observations(
-        (
-            replace(
-                _observation(row, known[row["configuration_id"]], space, blocks, kernels, read),
-                seconds=seconds[row["trial_id"]],
-            )
-            for row in ordered
-            if row["configuration_id"] in known
-        ),
-        names_in_use=names_in_use,
-    )
+    seen = [
+        replace(
+            _observation(row, known[row["configuration_id"]], space, blocks, kernels, read),
+            seconds=seconds[row["trial_id"]],
+        )
+        for row in ordered
+        if row["configuration_id"] in known
+    ]
+    observations = Observations(_to_try_again(seen, every=retry_failed), names_in_use=names_in_use)
     return Earlier(
         observations=observations,
         refused=tuple(
@@ -111,6 +115,22 @@ def read_earlier(folder: ResultsFolder, space: Space, *, sweep_id: str | None = 
         names_in_use=names_in_use,
         damaged=tuple(damaged),
     )
+
+
+def _to_try_again(observations: list[Observation], *, every: bool) -> Iterator[Observation]:
+    """Failed trials that do not count are marked as interrupted: the search then tries their configurations again.
+
+    A failure that may be gone by itself gets one further driver; with `every`, any failure.
+    """
+    failures = Counter(
+        (seen.trial.configuration, seen.trial.role) for seen in observations if seen.kind in _MAY_BE_GONE
+    )
+    for seen in observations:
+        again = seen.kind in _MAY_BE_GONE and failures[seen.trial.configuration, seen.trial.role] == 1
+        if seen.status == "failed" and not seen.refused and (every or again):
+            yield replace(seen, kind="interrupted")
+        else:
+            yield seen
 
 
 def _start(row: Mapping[str, Any]) -> tuple[bool, int, datetime]:

@@ -31,7 +31,7 @@ class Schedule:
         members = space.configurations()
         places = [(keys.setdefault(space.launch_key(member), len(keys)), member) for member in members]
         self._grid = tuple(member for _, member in sorted(places, key=lambda entry: entry[0]))
-        if not any(_is_control(seen) for seen in observations):
+        if not any(_is_control(seen) and seen.status != "failed" for seen in observations):
             self._due.append("control")
         elif (newest := list(observations)[-1]).trial.role == "incumbent" and newest.kind == "interrupted":
             self._due.append("incumbent")
@@ -98,6 +98,11 @@ class Schedule:
     def next_beside(self) -> Role | None:
         """The control or incumbent that is due before any further candidate."""
         return self._due.popleft() if self._due else None
+
+    def repeat_control(self) -> None:
+        """A control is due next: the one before told nothing."""
+        if "control" not in self._due:
+            self._due.appendleft("control")
 
     def candidate_ended(self) -> None:
         """A candidate has ended: a control may be due (`control.every`)."""

@@ -18,8 +18,8 @@ import optuna
 from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.records import Decision, Finding, Outcome, PlannedTrial, Role, name_trial
-from sweeps.search.observations import CertifyingSampler, Observations, RecommendingSampler
+from sweeps.measure.records import Decision, FailureKind, Finding, Outcome, PlannedTrial, Role, name_trial
+from sweeps.search.observations import CertifyingSampler, Observation, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.samplers import Search, build_search
 from sweeps.search.schedule import Schedule, is_served_alone
@@ -77,6 +77,8 @@ class SweepStudy:
         self._schedule = Schedule(spec, space, self.observations, clock)
         self._phase: Phase = "searching"
         self._findings: list[Finding] = []
+        self._failed_controls: set[FailureKind | None] = set()
+        """Kinds of failure of this driver's controls."""
         self._members = frozenset(space.configurations())
         self._random = random.Random(f"{spec.study.seed}-{len(self.observations)}")
 
@@ -97,6 +99,12 @@ class SweepStudy:
         if isinstance(sampler, RecommendingSampler) and (best := sampler.incumbent()) is not None:
             return best
         return self.observations.incumbent(self._metric, among=self._members)
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether the control was measured, and any candidate if the space has one besides."""
+        others = self._members - {self.space.control}
+        return self._has_control() and (not others or bool(self.observations.measured() & others))
 
     @property
     def candidates_left(self) -> int:
@@ -138,9 +146,24 @@ class SweepStudy:
         observed = self.observations[trial.trial_id]
         if trial.number is None:
             self._optuna.share_control(observed)
+            if trial.role == "control":
+                self._judge_control(observed)
             return
         self._optuna.close(observed)
         self._schedule.candidate_ended()
+
+    def _judge_control(self, observed: Observation) -> None:
+        """Try a failed control again. Stop the sweep if it fails twice in the same way: nothing could be compared."""
+        if observed.status != "failed" or self._has_control():
+            return
+        if observed.kind != "interrupted":
+            if observed.kind in self._failed_controls:
+                self.stop(f"the control failed twice in the same way ({observed.kind}): {observed.reason}")
+            self._failed_controls.add(observed.kind)
+        self._schedule.repeat_control()
+
+    def _has_control(self) -> bool:
+        return any(seen.trial.role == "control" and seen.is_measured for seen in self.observations)
 
     def stop(self, reason: str) -> None:
         """Ask for nothing more, not even a last control: something is broken that no configuration can help."""
@@ -172,7 +195,9 @@ class SweepStudy:
             return None
         open_configurations = self._schedule.open_configurations()
         if not open_configurations:
-            self._enter("closing", f"every configuration of the space was measured ({len(self._members)})")
+            measured = len(self.observations.measured() & self._members)
+            reason = f"every configuration of the space was tried: {measured} of {len(self._members)} were measured"
+            self._enter("closing", reason)
             return None
         if self.spec.study.sampler.name == "grid":
             return self._enqueue(open_configurations[0])

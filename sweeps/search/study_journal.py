@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import study_number
-from sweeps.results.part_file import write_whole
+from sweeps.results.writing import naming, replace_bytes
 from sweeps.search.observations import MAXIMISED, Observation, pooled
 from sweeps.search.resume import Earlier
 from sweeps.spec.model import Metric, SweepSpec
@@ -50,7 +50,19 @@ def open_journal(path: Path) -> BaseStorage:
     """
     for left in path.parent.glob(f"{path.name}.lock*"):
         left.unlink(missing_ok=True)
-    return JournalStorage(JournalFileBackend(str(path)))
+    return JournalStorage(_NamingBackend(str(path)))
+
+
+class _NamingBackend(JournalFileBackend):
+    """Optuna's, whose errors name the file."""
+
+    def __init__(self, file_path: str) -> None:
+        super().__init__(file_path)
+        self._path = Path(file_path)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with naming(self._path):
+            super().append_logs(logs)
 
 
 def open_study(path: Path, spec: SweepSpec, space: Space, earlier: Earlier) -> tuple[BaseStorage, str | None]:
@@ -265,7 +277,7 @@ def _write(path: Path, spec: SweepSpec, trials: Iterable[FrozenTrial]) -> None:
     )
     for trial in trials:
         study.add_trial(trial)
-    write_whole(path, b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines.logs))
+    replace_bytes(path, b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines.logs))
 
 
 class _Lines(BaseJournalBackend):

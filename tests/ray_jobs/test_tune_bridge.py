@@ -204,11 +204,16 @@ def test_a_node_whose_gpus_stay_in_use_ends_the_sweep_and_no_configuration_is_bl
     assert {outcome.kind for outcome in notes.outcomes.values()} == {"interrupted"}
 
 
-def test_a_dead_actor_is_an_error_and_keeps_its_blocks(tmp_path: Path) -> None:
-    _, num_errors, notes, folder = sweep(stub_spec("budget: {trials: 2}\n"), tmp_path, script={"die_in_block": True})
+def test_a_trial_whose_actor_died_keeps_its_blocks_and_is_measured_again(tmp_path: Path) -> None:
+    study, num_errors, notes, folder = sweep(
+        stub_spec("budget: {trials: 2}\n"), tmp_path, script={"die_in_block": True}
+    )
     rows = trials(folder)
-    assert num_errors == 1
+    assert num_errors == 0
+    assert study.has_measured
     assert (rows["k0000-a1"]["status"], rows["k0000-a1"]["num_blocks"]) == ("failed", 2)
+    assert rows["k0000-a1"]["kind"] == notes.outcomes["k0000"].kind == "interrupted", "told and written alike"
+    assert notes.started_ids[:2] == ["k0000", "k0001"]
     others = [outcome.status for trial_id, outcome in notes.outcomes.items() if trial_id != "k0000"]
     assert others
     assert set(others) == {"completed"}

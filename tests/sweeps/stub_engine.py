@@ -57,8 +57,8 @@ class StubEngine:
 
     name: str = "simulated"
     clock_s: float = 0.0
-    failures: dict[str, list[EngineError]] = field(default_factory=dict)
-    """`launch` or `block` -> errors to raise, in order, one per call."""
+    failures: dict[str, list[EngineError | None]] = field(default_factory=dict)
+    """`launch` or `block` -> errors to raise, in order, one per call; None for a call that succeeds."""
     calls: list[str] = field(default_factory=list)
     live: Configuration | None = None
     states: tuple[Configuration, ...] = ()
@@ -128,8 +128,8 @@ class StubEngine:
             self.clock_s += 3.0
 
     def _maybe_fail(self, where: str) -> None:
-        if self.failures.get(where):
-            raise self.failures[where].pop(0)
+        if self.failures.get(where) and (error := self.failures[where].pop(0)) is not None:
+            raise error
 
     def _report(self, configuration: Configuration, boot_s: dict[str, float]) -> LaunchReport:
         return LaunchReport(
@@ -152,7 +152,7 @@ def open_stub(spec: SweepSpec, folder: ResultsFolder) -> StubEngine:
     """Opened in an actor. `stub.json` of the folder holds kinds of errors by call, and is used up by the first engine:
     {"launch": ["crash", ...], "block": [...], "die_in_block": true}. The machine's name tells the engine."""
     script = folder.root / SCRIPT
-    failures: dict[str, list[EngineError]] = {}
+    failures: dict[str, list[EngineError | None]] = {}
     told = json.loads(script.read_text()) if script.is_file() else {}
     script.unlink(missing_ok=True)
     for where in ("launch", "block"):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.engines.base import EngineError, Evidence
+from sweeps.engines.base import EngineError, Evidence, Kind
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.trial import HeldEngine, Measurement
 from sweeps.results.tables import ResultsFolder
-from sweeps.search.resume import read_observations
+from sweeps.search.resume import read_earlier, read_observations
 from sweeps.spec.space import Space
 from tests.sweeps.stub_engine import StubEngine, plan, stub_context, stub_spec
 
@@ -65,6 +65,30 @@ def test_the_search_goes_on_from_the_concurrency_that_it_decides_on(tmp_path: Pa
         reported.append(result)
     (seen,) = read_observations(ResultsFolder(tmp_path), Space(spec))
     assert seen.blocks == tuple(reported)
+
+
+@pytest.mark.parametrize(
+    ("kind", "drivers", "every", "again"),
+    [
+        ("crash", 1, False, True),
+        ("engine_unavailable", 1, False, True),
+        ("crash", 2, False, False),
+        ("gpu_oom", 1, False, False),
+        ("gpu_oom", 1, True, True),
+        ("crash", 2, True, True),
+    ],
+)
+def test_a_failed_trial_is_tried_again_if_its_cause_may_be_gone(
+    kind: Kind, drivers: int, tmp_path: Path, *, every: bool, again: bool
+) -> None:
+    spec = stub_spec()
+    space = Space(spec)
+    for number in range(drivers):
+        engine = StubEngine(failures={"launch": [EngineError("failed", stage="load", kind=kind)]})
+        trial = plan(space.configurations()[-1], space, f"t{number:04d}")
+        Measurement(HeldEngine(engine), trial, stub_context(spec, tmp_path)).advance()
+    seen = list(read_earlier(ResultsFolder(tmp_path), space, retry_failed=every).observations)
+    assert [each.kind == "interrupted" for each in seen] == [again] * drivers
 
 
 def test_trials_of_configurations_that_the_space_no_longer_has_are_left_out(tmp_path: Path) -> None:

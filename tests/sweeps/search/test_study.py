@@ -13,6 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from sweeps.engines.base import EngineError
+from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
 from sweeps.measure.trial import HeldEngine, Measurement, recover
 from sweeps.results.tables import ResultsFolder
@@ -210,12 +211,51 @@ def test_a_failed_configuration_is_told_and_not_asked_again(tmp_path: Path) -> N
     asked = []
     while (trial := study.ask()) is not None:
         asked.append(trial.configuration.configuration_id if trial.role == "candidate" else None)
-        study.tell(trial, Outcome(status="failed", reason="CUDA out of memory", stage="load", kind="gpu_oom"))
+        failed = Outcome(status="failed", reason="CUDA out of memory", stage="load", kind="gpu_oom")
+        study.tell(trial, failed if trial.role == "candidate" else Outcome(status="completed"))
     known = [entry for entry in asked if entry is not None]
-    assert len(known) == len(set(known)) == len(study.space.configurations())
+    others = {each.configuration_id for each in study.space.configurations()} - {study.space.control.configuration_id}
+    assert sorted(known) == sorted(others)
     reasons = {frozen.user_attrs["reason"] for frozen in study.study.trials if frozen.state == TrialState.FAIL}
     assert "CUDA out of memory" in reasons
     assert study.incumbent is None
+
+
+def test_a_control_that_fails_twice_in_the_same_way_ends_the_sweep_with_its_reason() -> None:
+    study = study_of(stub_spec())
+    asked = []
+    while (trial := study.ask()) is not None:
+        asked.append(trial.trial_id)
+        study.tell(trial, Outcome(status="failed", reason="no module sglang", stage="load", kind="engine_unavailable"))
+    assert asked == ["k0000", "k0001"]
+    assert study.stop_reason is not None
+    assert "failed twice in the same way (engine_unavailable): no module sglang" in study.stop_reason
+    assert not study.has_measured
+
+
+def test_a_control_that_fails_once_is_measured_the_next_time(tmp_path: Path) -> None:
+    study = study_of(stub_spec())
+    error = EngineError("no answer", stage="load", kind="crash")
+    trials = drive(study, HeldEngine(StubEngine(failures={"launch": [error]})), stub_context(stub_spec(), tmp_path))
+    assert [(each.trial_id, each.role) for each in trials[:2]] == [("k0000", "control"), ("k0001", "control")]
+    assert study.has_measured
+    assert "12 of 12 were measured" in str(study.stop_reason)
+
+
+def test_a_sweep_whose_candidates_all_fail_has_measured_nothing() -> None:
+    study = study_of(stub_spec())
+    while (trial := study.ask()) is not None:
+        if trial.role == "control":
+            block = BlockSummary(
+                block_index=0, started_s=0.0, wall_s=1.0, tok_s=80.0, num_cycles=9, accept_length=None,
+                accept_histogram=None, draft_ms=None, verify_ms=None, verify_forward_ms=None, extend_ms=None,
+                gap_ms=None, cycle_ms=12.0,
+            )  # fmt: skip
+            study.report(trial, block, seconds={})
+            study.tell(trial, Outcome(status="completed"))
+        else:
+            study.tell(trial, Outcome(status="failed", reason="no memory", stage="load", kind="gpu_oom"))
+    assert not study.has_measured
 
 
 def test_stop_ends_at_once() -> None:
@@ -255,8 +295,6 @@ class TestResume:
         ran = drive(first, HeldEngine(StubEngine()), context, limit=2)
         untold = first.ask()
         assert untold is not None
-        from sweeps.engines.summary import BlockSummary
-
         measurement = Measurement(HeldEngine(StubEngine()), untold, context)
         while isinstance(measurement.advance(), BlockSummary):
             pass
@@ -323,8 +361,9 @@ def test_a_pruner_that_can_say_why_is_asked(tmp_path: Path) -> None:
     assert {(seen.status, len(seen.blocks), seen.reason) for seen in candidates} == {("pruned", 2, "bound 61 < 80")}
 
 
-def bad_arguments(count: int) -> dict[str, list[EngineError]]:
-    return {"launch": [EngineError("no such flag", stage="load", kind="invalid_config") for _ in range(count)]}
+def bad_arguments(count: int) -> dict[str, list[EngineError | None]]:
+    """The control's launch succeeds, and so many after it do not."""
+    return {"launch": [None, *(EngineError("no such flag", stage="load", kind="invalid_config") for _ in range(count))]}
 
 
 def test_configurations_that_the_version_refuses_take_no_budget_and_stay_known_on_resume(tmp_path: Path) -> None:
