@@ -95,11 +95,11 @@ def test_the_summary_ranks_by_throughput_and_says_why_it_ended(tmp_path: Path) -
     _, progress, study, sink = text_of(tmp_path)
     progress.console.print(progress.summary())
     said = sink.getvalue()
-    assert "12 of 12 were measured" in said
+    assert "12 of 12 were measured" in " ".join(said.split())
     best = study.incumbent
     assert best is not None
     rows = [line for line in said.splitlines() if line.startswith("│")]
-    assert best.label in rows[0]
+    assert best.label in rows[0] + rows[1], "NCCL sets of the stub are equally fast"
     totals = progress.totals()
     assert sum(int(part.split()[0]) for part in totals.split(";")[0].split(", ")) == len(study.observations)
     gpu_hours = study.observations.held_s * 8 / 3600

@@ -247,9 +247,9 @@ def test_a_sweep_whose_candidates_all_fail_has_measured_nothing() -> None:
     while (trial := study.ask()) is not None:
         if trial.role == "control":
             block = BlockSummary(
-                block_index=0, started_s=0.0, wall_s=1.0, tok_s=80.0, num_cycles=9, accept_length=None,
-                accept_histogram=None, draft_ms=None, verify_ms=None, verify_forward_ms=None, extend_ms=None,
-                gap_ms=None, cycle_ms=12.0,
+                block_index=0, started_s=0.0, wall_s=1.0, decode_tokens=80, decode_s=1.0, num_cycles=9,
+                accept_length=None, accept_histogram=None, draft_ms=None, verify_ms=None,
+                verify_forward_ms=None, extend_ms=None, gap_ms=None, cycle_ms=12.0,
             )  # fmt: skip
             study.report(trial, block, seconds={})
             study.tell(trial, Outcome(status="completed"))
