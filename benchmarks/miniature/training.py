@@ -107,7 +107,7 @@ def run(
             loss = loss_of(step)
             loss.backward()
             optimizer.step(stage.learning_rate * min(share / _WARM_UP_SHARE + 0.01, 1.0) * (1.0 - share))
-            shown = float(loss.detach()) if step % _SHOWN_EVERY == 0 else progress.loss
+            shown = float(loss.detach()) if (step - first) % _SHOWN_EVERY == 0 else progress.loss
             progress = Progress(step=step + 1, share=share, loss=shown)
             after_step(progress)
             bar.update()
