@@ -179,7 +179,7 @@ class Replay:
             search=self.part(recorded.search),
             nccl_sets=recorded.nccl_sets,
             drafters=recorded.drafters,
-            workload=recorded.workload,
+            workload=replace(recorded.workload, prompts="synthetic"),  # a replay sends none
         )
 
     def engine(self, spec: SweepSpec, *, seed: int) -> ReplayEngine:
@@ -264,6 +264,11 @@ def _drafting(search: SearchSpec) -> SearchSpec:
     return replace(search, num_steps=tuple(each for each in search.num_steps if each))
 
 
+def _well_trained(search: SearchSpec) -> SearchSpec:
+    """The drafter that was measured with every step count and top-k, and no speculation."""
+    return replace(search, num_steps=(0, *search.num_steps), drafter=("trained",))
+
+
 def _by_nccl_alone(search: SearchSpec) -> SearchSpec:
     """SGLang's own all-reduce, which no NCCL set can change, was recorded with few of the sets."""
     return replace(search, args={"disable-custom-all-reduce": (True,)})
@@ -316,6 +321,7 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         Replay(name="h200-replay", recording="h200_kimi_mini_v1"),
         Replay(name="h200-replay-drafting", recording="h200_kimi_mini_v1", part=_drafting, replicates=4),
         Replay(name="h200-replay-pinned", recording="h200_kimi_mini_pinned_v1", replicates=4),
+        Replay(name="h200-replay-real", recording="h200_miniature_v1", part=_well_trained),
         Replay(
             name="h200-replay-nccl",
             recording="h200_x2_nccl_v1",

@@ -163,7 +163,7 @@ def shuffled(miniature: Miniature, document: Mapping[str, Any], tmp_path_factory
 def test_greedy_text_is_that_of_no_speculation(
     plain: Measured, chains: Chains, trees: Mapping[tuple[int, int], Measured], shuffled: Measured
 ) -> None:
-    assert len(set(plain.texts)) == len(plain.texts) == 8
+    assert len(set(plain.texts)) == len(plain.texts) == 6
     for measured in (*chains.by_steps.values(), *trees.values(), shuffled):
         assert measured.texts == plain.texts
 
@@ -184,7 +184,7 @@ def test_longest_chain_predicts_the_shorter_ones(chains: Chains) -> None:
         expected = sum(predicted) / len(predicted)
         error = math.hypot(standard_error(predicted), measured.error)
         assert abs(expected - measured.accept_length) < 3 * error
-        assert error < 0.15, "otherwise any prediction passes"
+        assert error < 0.2, "otherwise any prediction passes"
 
 
 def test_accept_length_is_what_training_expects_of_the_same_text(chains: Chains, document: Mapping[str, Any]) -> None:
