@@ -92,7 +92,8 @@ configuration and measures only the control and that one: no search can do bette
 landscape, or most of its sweeps were never right within the budget. `cycle_model+table` starts from an all-reduce
 table, whose seconds count (10 for each NCCL set and launch, as measured on two H200). In a replay the truth is what
 one launch of each configuration happened to reach: in `h200-replay-nccl` the best is one of four sets that are one
-choice to NCCL.
+choice to NCCL. In `h200-replay-real`, the one replay of real acceptance, the longest chain is the best and is what
+`cycle_model` measures first.
 `h200-x2-restless` is simulated with what launches of drafting servers differed by on two H200 (10 %), which is more
 than most configurations do: few of our sweeps end as certain there. The columns of other policies are a day older than
 ours, which were measured again after rules were deleted (`search_rules`); nothing that the others use has changed.""",
