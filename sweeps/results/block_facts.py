@@ -36,7 +36,7 @@ class AnswerFacts:
     ttft_ms: float | None = None
     cached_tokens: int | None = None
     """Prompt tokens that came from the server's prefix cache; None if it does not tell."""
-    shared_share: float = 0.99
+    shared_share: float = 0.89
     """Share of the prompt that it has in common with another prompt of the workload, at most; unknown in the tables,
     where only a prompt that was cached as a whole is too much."""
     distinct_bigrams: int | None = None

@@ -204,7 +204,7 @@ def cached(facts: BlockFacts) -> str | None:
         cached = answer.cached_tokens
         if cached is None or answer.prompt_tokens <= 0:
             continue
-        if cached < 0 or cached > max(answer.shared_share * answer.prompt_tokens, 0.1 * answer.prompt_tokens) + 1:
+        if cached < 0 or cached > (answer.shared_share + 0.1) * answer.prompt_tokens + 1:
             return f"{cached} of {answer.prompt_tokens} tokens of prompt {answer.prompt_id} came from the prefix cache"
     return None
 

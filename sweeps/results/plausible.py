@@ -130,7 +130,7 @@ RULES: tuple[Rule, ...] = (
     Rule("latency", "0 < ttft_ms <= latency_ms <= wall_s", "one clock takes all of them", breaches.latency),
     Rule(
         "cached_tokens",
-        "cached_tokens <= what the prompt shares with another prompt, or 10 % of it (a page, a template)",
+        "cached_tokens <= what the prompt shares with another prompt, and 10 % of it (a page, a template)",
         "each trial and each repeated prompt begins with an empty prefix cache; rows read back tell only of prompts "
         "that were cached as a whole",
         breaches.cached,

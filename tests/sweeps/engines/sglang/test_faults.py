@@ -150,6 +150,15 @@ def test_a_launch_that_fails(
     assert faulty.nothing_is_left()
 
 
+def test_a_command_that_ends_at_once_is_seen_at_once(faulty: Faulty) -> None:
+    server = replace(SPEC.engine, launcher=("/bin/false",))
+    engine = SGLangEngine(replace(SPEC, engine=server), logs=faulty.folder / "logs", node_folder=faulty.folder / "node")
+    for _ in range(3):
+        with pytest.raises(EngineError, match="ended with code 1 in stage load") as raised:
+            engine.launch(faulty.configuration)
+        assert raised.value.kind == "crash"
+
+
 def test_a_server_that_is_busy_for_a_moment_is_asked_again(faulty: Faulty) -> None:
     engine = faulty.engine("busy:0.4")
     engine.launch(faulty.configuration)
