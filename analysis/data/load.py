@@ -22,7 +22,7 @@ from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
 _CLOCK_TOLERANCE = 0.02
 _CROWDED = 0.6
 """Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
-_READ = ("trials", "blocks", "anchors", "requests", "kernels", "evidence")
+_READ = ("trials", "blocks", "anchors", "requests", "kernels", "evidence", "events")
 _SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
 
 
@@ -70,6 +70,8 @@ class Results:
     evidence: pl.DataFrame
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
+    search_ended: bool
+    """The search came to a stated end: certain, out of budget, or nothing left to measure. False if it was cut off."""
     imported: bool = False
     """Numbers of others: nothing is claimed of what was launched once."""
 
@@ -158,6 +160,7 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
         kernels=_of(traced, trials),
         evidence=evidence,
         excluded=(*left_out.values(), *pruned, *dropped, *superseded),
+        search_ended=_search_ended(manifest.get("num_configurations"), latest, frames["events"]),
         imported=bool(manifest.get("imported")),
         warnings=(
             *_imported(manifest),
@@ -176,6 +179,14 @@ def _imported(manifest: Mapping[str, Any]) -> Iterator[str]:
         f"imported from {told}: no certificate covers these numbers, accept length counts the bonus token, and nothing "
         "is claimed without repeated launches"
     )
+
+
+def _search_ended(num_configurations: int | None, latest: pl.DataFrame, events: pl.DataFrame) -> bool:
+    """Whether the search said that it stopped, or tried every configuration. True without a number to compare with."""
+    if num_configurations is None or (events["event"] == "search_stopped").any():
+        return True
+    tried = latest.filter(pl.col("status").is_in(["completed", "pruned", "failed", "invalid"]))
+    return tried["configuration_id"].drop_nulls().n_unique() >= num_configurations
 
 
 def gpu_seconds(results: Results) -> dict[str, float]:
@@ -303,13 +314,15 @@ def _sound_anchors(anchors: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
-    """Add `launch` (trials that one server served share it) and `at_s` (seconds since the node's first trial)."""
+    """Add `launch` (the trial that launched the server, for all that it served) and `at_s` (seconds since the node's
+    first trial)."""
     node = pl.col("node").fill_null("")
     ordered = trials.with_columns(node=node).sort("node", "started_s", "trial_id")  # a wall clock may step back
     other_key = pl.col("launch_key") != pl.col("launch_key").shift(1).over("node")
     started_anew = pl.col("relaunched").fill_null(value=True) | other_key.fill_null(value=True)
-    return ordered.with_columns(
-        launch=pl.format("{}#{}", pl.col("node"), started_anew.cum_sum().over("node")),
+    numbered = ordered.with_columns(number=started_anew.cum_sum().over("node"))
+    return numbered.with_columns(
+        launch=pl.col("trial_id").first().over("node", "number"),
         at_s=pl.col("started_s") - pl.col("started_s").min().over("node"),
     )
 

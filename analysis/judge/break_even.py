@@ -9,7 +9,7 @@ Transformers via Speculative Decoding", equation 1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.optimize import brentq
 
@@ -25,6 +25,8 @@ class Accuracy:
     num_steps: int
     conditional_accuracy: float | None
     reason: str | None = None
+    interval: tuple[float, float] | None = None
+    """Of `conditional_accuracy`, 95 %; None if an end is out of reach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,15 +40,26 @@ class BreakEven:
     """AL at which speculation is as fast as no speculation."""
     accuracy: Accuracy
     """For that AL."""
+    interval: tuple[float, float] | None
+    """Of `accept_length`, 95 %; None if no interval of cycle and baseline was given."""
     target_tok_s: float | None
     target_accept_length: float | None
     target_accuracy: Accuracy | None
 
 
 def break_even(
-    *, cycle_ms: float, baseline_tok_s: float, num_steps: int = DEFAULT_NUM_STEPS, target_tok_s: float | None = None
+    *,
+    cycle_ms: float,
+    baseline_tok_s: float,
+    num_steps: int = DEFAULT_NUM_STEPS,
+    target_tok_s: float | None = None,
+    interval: tuple[float, float] | None = None,
 ) -> BreakEven:
-    """Everything about one cycle time. Raises ValueError for what is not positive and finite, or `num_steps` < 1."""
+    """Everything about one cycle time. Raises ValueError for what is not positive and finite, or `num_steps` < 1.
+
+    Args:
+        interval: of cycle x baseline in tokens, that is of the accept length needed.
+    """
     needed = accept_length_for(baseline_tok_s, cycle_ms=cycle_ms)
     target = None if target_tok_s is None else accept_length_for(target_tok_s, cycle_ms=cycle_ms)
     return BreakEven(
@@ -54,7 +67,8 @@ def break_even(
         baseline_tok_s=baseline_tok_s,
         num_steps=num_steps,
         accept_length=needed,
-        accuracy=accuracy_for(needed, num_steps=num_steps),
+        accuracy=_with_interval(accuracy_for(needed, num_steps=num_steps), interval),
+        interval=interval,
         target_tok_s=target_tok_s,
         target_accept_length=target,
         target_accuracy=None if target is None else accuracy_for(target, num_steps=num_steps),
@@ -98,6 +112,14 @@ def accuracy_for(accept_length: float, *, num_steps: int) -> Accuracy:
     else:
         accuracy = float(brentq(lambda a: accept_length_at(a, num_steps=num_steps) - accept_length, 0.0, 1.0))
     return Accuracy(accept_length=accept_length, num_steps=num_steps, conditional_accuracy=accuracy)
+
+
+def _with_interval(accuracy: Accuracy, interval: tuple[float, float] | None) -> Accuracy:
+    if interval is None:
+        return accuracy
+    ends = [accuracy_for(end, num_steps=accuracy.num_steps).conditional_accuracy for end in interval]
+    low, high = ends
+    return accuracy if low is None or high is None else replace(accuracy, interval=(low, high))
 
 
 def _check_steps(num_steps: int) -> None:

@@ -6,8 +6,8 @@ never a mean of means. A launch is what repeats independently: all trials that o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ import polars as pl
 from analysis.data.load import Results
 
 Array = npt.NDArray[np.float64]
-
-REPEAT = "/repeat"
-"""Suffix of the key of a configuration's re-runs as incumbent, where they are kept apart from the run that chose it."""
 
 _TOKENS = pl.col("accept_histogram").list.eval(pl.element() * pl.int_range(pl.len())).list.sum()
 _VERIFIES = pl.col("accept_histogram").list.sum()
@@ -45,7 +42,7 @@ class Cells:
 
     metric: str
     keys: tuple[str, ...]
-    """Configuration id of each cell (with REPEAT where split)."""
+    """Configuration id of each cell."""
     twins: tuple[str, ...]
     """As `keys`, but the default's for a set that NCCL did not read: cells of one twin are repeats."""
     launches: tuple[str, ...]
@@ -111,25 +108,30 @@ class Cells:
         return float(np.log(self.numerators[rows][:, blocks].sum() / self.denominators[rows][:, blocks].sum()))
 
 
-def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset()) -> Cells:
-    """The cells that have `metric`.
+def cells(results: Results, metric: str) -> Cells:
+    """The cells that have `metric`."""
+    return all_cells(results, (metric,))[metric]
 
-    Args:
-        split: configurations whose re-runs as incumbent get a key of their own (`id/repeat`).
-    """
-    top, bottom = METRICS[metric]
-    apart = pl.col("configuration_id").is_in(list(split)) & (pl.col("role") == "incumbent")
-    key = pl.when(apart).then(pl.col("configuration_id") + REPEAT).otherwise(pl.col("configuration_id"))
-    twin = pl.when(apart).then(pl.col("twin") + REPEAT).otherwise(pl.col("twin"))
+
+def all_cells(results: Results, metrics: Sequence[str] = tuple(METRICS)) -> dict[str, Cells]:
+    """The cells of several metrics, from one pass over the blocks."""
     trials = results.trials.select(
-        "trial_id", "launch", "node", "num_steps", key=key, twin=twin, since_s=pl.col("started_s") - pl.col("at_s")
+        "trial_id",
+        "launch",
+        "node",
+        "num_steps",
+        "twin",
+        key="configuration_id",
+        since_s=pl.col("started_s") - pl.col("at_s"),
     )
-    long = (
-        results.blocks.with_columns(top=top.cast(pl.Float64), bottom=bottom.cast(pl.Float64))
-        .filter(pl.col("top").is_not_null() & (pl.col("bottom") > 0))
-        .join(trials, on="trial_id")
-    )
+    parts = {f"{place}/{metric}": METRICS[metric][place].cast(pl.Float64) for metric in metrics for place in (0, 1)}
     cell = ["key", "launch"]
+    long = results.blocks.select("trial_id", "block_index", "started_s", **parts).join(trials, on="trial_id")
+    valid = {metric: pl.col(f"0/{metric}").is_not_null() & (pl.col(f"1/{metric}") > 0) for metric in metrics}
+    sums = long.group_by([*cell, "block_index"]).agg(
+        *(pl.col(f"{place}/{metric}").filter(valid[metric]).sum() for metric in metrics for place in (0, 1)),
+        *(valid[metric].any().alias(f"any/{metric}") for metric in metrics),
+    )
     heads = (
         long.group_by(cell)
         .agg(
@@ -138,17 +140,22 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
             pl.col("twin").first(),
             at_s=(pl.col("started_s") - pl.col("since_s")).mean(),
         )
-        .sort("node", "at_s")
-        .with_row_index("row")
+        .sort("node", "at_s", "key")
     )
-    indices = sorted(long["block_index"].unique())
-    sums = long.group_by([*cell, "block_index"]).agg(pl.col("top").sum(), pl.col("bottom").sum()).join(heads, on=cell)
-    rows = sums["row"].to_numpy()
-    columns = np.searchsorted(indices, sums["block_index"].to_numpy()) if indices else rows
+    return {metric: replace(_of_metric(metric, heads, sums), imported=results.imported) for metric in metrics}
+
+
+def _of_metric(metric: str, heads: pl.DataFrame, sums: pl.DataFrame) -> Cells:
+    own = sums.filter(pl.col(f"any/{metric}"))
+    heads = heads.join(own.select("key", "launch").unique(), on=["key", "launch"], how="semi", maintain_order="left")
+    own = own.join(heads.with_row_index("row").select("key", "launch", "row"), on=["key", "launch"])
+    indices = np.unique(own["block_index"].to_numpy())
+    rows = own["row"].to_numpy()
+    columns = np.searchsorted(indices, own["block_index"].to_numpy())
     numerators = np.full((heads.height, len(indices)), np.nan)
     denominators = numerators.copy()
-    numerators[rows, columns] = sums["top"].to_numpy()
-    denominators[rows, columns] = sums["bottom"].to_numpy()
+    numerators[rows, columns] = own[f"0/{metric}"].to_numpy()
+    denominators[rows, columns] = own[f"1/{metric}"].to_numpy()
     return Cells(
         metric=metric,
         keys=tuple(heads["key"]),
@@ -159,5 +166,4 @@ def cells(results: Results, metric: str, *, split: frozenset[str] = frozenset())
         speculates=(heads["num_steps"].fill_null(0) > 0).to_numpy(),
         numerators=numerators,
         denominators=denominators,
-        imported=results.imported,
     )

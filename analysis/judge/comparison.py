@@ -1,14 +1,14 @@
 """Two sweeps of the same work side by side: before and after an upgrade, another drafter, another node.
 
 Configurations are matched by their id, the rest by everything but the drafter. Blocks are paired, because the prompts
-are the same. Launches of both sweeps tell the spread, those that draft apart from those that do not. Drift is not
-removed: it widens the spread instead. One sweep is one session of a machine, so a difference may also be the session's.
+are the same. One model is fitted to both sweeps, and the sweep is one more dimension of it. Drift is not removed: it
+widens the spread instead. One sweep is one session of a machine, so a difference may also be the session's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from analysis.data.load import Results
 from analysis.judge.cells import Array, Cells, cells
 from analysis.judge.effects import Effect, Verdict, compare, judge
 from analysis.judge.factors import Point, points
-from analysis.judge.spread import spread
+from analysis.judge.fitted import fit_cells
 from sweeps.results.tables import ResultsFolder, TableError
 
 METRICS = ("tok_s", "cycle_ms", "draft_ms", "verify_ms", "extend_ms", "accept_length")
@@ -239,26 +239,21 @@ def _wide(values: Array, width: int) -> Array:
 def _effects(joined: Cells, matched: list[tuple[Point, Point]]) -> list[Effect | None]:
     """B against A for every pair; verdicts with Holm's correction over the pairs.
 
-    The spread of launches that draft is learnt from those alone: they scatter more than the control's.
+    The sweep is one more dimension of the model, so that all pairs together tell what they have in common.
     """
-    matters = joined.metric != "accept_length"
-    kinds = {speculates: _of_kind(joined, speculates=speculates) for speculates in (False, True)}
-    learnt = {speculates: spread(own, drifts=False) for speculates, own in kinds.items()}
-    found = [
-        compare(
-            kinds[one.speculates],
-            {_key("B", two): 1.0, _key("A", one): -1.0},
-            learnt[one.speculates],
-            launches_matter=matters,
-        )
-        for one, two in matched
-    ]
+    settings = {
+        _key(sweep, pair[place]): {**pair[place].settings, "sweep": sweep}
+        for pair in matched
+        for place, sweep in enumerate("AB")
+    }
+    fitted = fit_cells(_of(joined, settings), settings, launches_matter=joined.metric != "accept_length")
+    found = [compare(fitted, {_key("B", two): 1.0, _key("A", one): -1.0}) for one, two in matched]
     judged = iter(judge([effect for effect in found if effect is not None]))
     return [None if effect is None else next(judged) for effect in found]
 
 
-def _of_kind(joined: Cells, *, speculates: bool) -> Cells:
-    chosen = [int(row) for row in np.flatnonzero(joined.speculates == speculates)]
+def _of(joined: Cells, keys: Collection[str]) -> Cells:
+    chosen = [row for row, key in enumerate(joined.keys) if key in keys]
     return replace(
         joined,
         keys=tuple(joined.keys[row] for row in chosen),

@@ -1,16 +1,13 @@
 """Whether a difference is real: contrasts between configurations, their intervals, their verdicts.
 
-Model, on the log scale: value of a cell = its configuration + drift x time (+ node) + luck of the launch + luck of the
-blocks. Two sources of doubt add up in every interval:
+Two sources of doubt add up in every interval:
 
-- *launches*: the spread among launches of one configuration, after drift, both learnt from what was launched repeatedly
-  (`analysis.judge.spread`).
-- *blocks*: the spread over blocks of the paired difference, beyond what launches already carry. Blocks are the same for
-  every trial, so what a prompt does to both sides cancels.
+- *launches, communicators, drift*: by the posterior of the model (`analysis.judge.mixed_model`), a mixture of normals.
+- *prompts*: what the paired difference varies by over blocks, beyond the noise that the model holds already. Blocks are
+  the same for every trial, so what a prompt does to both sides cancels.
 
-Degrees of freedom by Welch-Satterthwaite; t intervals; equivalence by two one-sided tests (Schuirmann 1987);
-multiplicity by Holm 1979. Where nothing was launched twice, the launch part is unknown: launches are then taken to
-differ by ASSUMED_LAUNCH_SPREAD, and only a difference beyond that is claimed, equivalence never.
+Intervals are quantiles of the mixture. Equivalence is claimed by two one-sided tests (Schuirmann 1987); multiplicity is
+corrected by Holm 1979. A difference is claimed only if it still shows if any single launch is off by DOUBT.
 """
 
 from __future__ import annotations
@@ -21,23 +18,25 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import chdtri, ndtr, ndtri
 
 from analysis.judge.cells import HIGHER_IS_BETTER, Array, Cells
-from analysis.judge.spread import MIN_DF, Spread, covariates, replicate_noise
+from analysis.judge.fitted import Fitted
+from analysis.judge.mixed_model import DOUBT
 
 Verdict = Literal["better", "worse", "equivalent", "undecided", "not exercised"]
-Covers = Literal["launches and blocks", "blocks and assumed launches", "blocks of one launch only"]
+Covers = Literal["launches and blocks", "blocks and launches by the prior", "blocks"]
 
 MARGIN = 0.01
 """A relative difference below this is of no interest: `equivalent within 1 %`."""
 CONFIDENCE = 0.95
 _ALPHA = 1 - CONFIDENCE
-ASSUMED_LAUNCH_SPREAD = 0.08
-"""Standard deviation of a launch's log value where no repeat tells it. The founding case's baseline fell from 89 to
-82.2 tok/s between two sessions without a known cause: ln(89 / 82.2) = 7.9 %."""
-_TAKEN = f"launches are assumed to differ by {100 * ASSUMED_LAUNCH_SPREAD:.0f} %"
+_STANDS_ALONE = 1.645
+"""Standard errors that a difference must keep if any one launch is doubted: one-sided 5 %."""
+_BY_CHANCE = 0.1
+"""Probability with which the noise of blocks alone may look like a difference between prompts that is not there."""
 _WIDE = "the interval includes both no difference and a difference beyond the margin"
+_NEVER_TWICE = "no {} server was launched twice, so the spread of launches is taken from other machines"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,113 +52,143 @@ class Effect:
     verdict: Verdict
     reason: str | None
     margin: float
-    df: float
     num_launches: tuple[int, int]
     """Of the two sides."""
     num_blocks: int
     p_difference: float | None
     p_equivalence: float | None
-    """None also where the spread among launches is assumed: then equivalence is never claimed."""
     assumption: str | None = None
-    """Of `blocks and assumed launches`, in words."""
+    """What stands in for repeats, in words; None if launches of the kinds compared were repeated."""
+    rests_on: str | None = None
+    """A launch that carries the difference: if it were off by DOUBT, the difference would not show."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """What one configuration reached."""
+    """What one configuration reached, at the mean of the sweep's drift and nodes."""
 
     value: float
-    """Sum over sum, all its launches and blocks."""
-    corrected: float
-    """As if it had run at the mean time of all cells: what configurations are ranked by."""
     interval: tuple[float, float] | None
-    """About `value`, at CONFIDENCE; None with fewer than two blocks."""
+    """At CONFIDENCE; None with fewer than two blocks."""
     covers: Covers
     num_launches: int
     num_blocks: int
 
 
-def level(cells: Cells, key: str, learnt: Spread) -> Level | None:
-    """One configuration on its own. None where it has no cell."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Mixture:
+    """A normal mixture on the log scale."""
+
+    weights: Array
+    means: Array
+    errors: Array
+
+    @property
+    def mean(self) -> float:
+        return float(self.weights @ self.means)
+
+    def below(self, value: float) -> float:
+        """Probability of less than `value`."""
+        return float(self.weights @ ndtr((value - self.means) / self.errors))
+
+    def quantiles(self, *shares: float) -> tuple[float, ...]:
+        """Newton steps from those of one normal, each kept between the ends that earlier steps have shown."""
+        wanted = np.array(shares)
+        low = np.full(len(shares), float((self.means - 12 * self.errors).min()))
+        high = np.full(len(shares), float((self.means + 12 * self.errors).max()))
+        spread = np.sqrt(self.weights @ (self.errors**2 + (self.means - self.mean) ** 2))
+        at = self.mean + spread * ndtri(wanted)
+        for _ in range(40):
+            away = (at[:, None] - self.means) / self.errors
+            missed = ndtr(away) @ self.weights - wanted
+            low, high = np.where(missed < 0, at, low), np.where(missed < 0, high, at)
+            density = np.exp(-0.5 * away**2) @ (self.weights / self.errors) / np.sqrt(2 * np.pi)
+            step = at - missed / np.maximum(density, 1e-300)
+            step = np.where((step > low) & (step < high), step, (low + high) / 2)
+            if np.abs(step - at).max() < 1e-7 * spread:
+                break
+            at = step
+        return tuple(map(float, at))
+
+
+def level(fitted: Fitted, key: str, *, selected_among: int = 1) -> Level | None:
+    """One configuration on its own. None if it has no cell.
+
+    Args:
+        selected_among: among how many it was chosen as the fastest by these same numbers: the lower end of its interval
+            is moved out by Bonferroni.
+    """
+    cells, posterior = fitted.cells, fitted.posterior
     value = cells.total(key)
-    if value is None:
+    if value is None or posterior is None:
         return None
-    rows: Array = np.array([float(name == key) / cells.keys.count(key) for name in cells.keys])
-    launch_share = _launch_share(rows, cells.launches)
-    block_variance, num_blocks = _block_variance(cells, rows, launch_share, carried=learnt.launch_variance)
-    columns = covariates(cells)
-    away = np.array([(rows - 1 / len(cells)) @ columns[name] for name in learnt.covariates])
+    rows: Array = np.array([float(name == key) for name in cells.keys])
+    rows /= rows.sum()
+    block_variance, num_blocks = _block_variance(fitted, rows)
+    weights = np.append([float(name == key) for name in posterior.configurations], 1.0)
+    found = _mixture(fitted, weights, block_variance)
     interval = None
     if num_blocks >= 2:
-        launch_part = learnt.launch_variance * launch_share
-        error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
-        low, high = _interval(0.0, error, df, (1, 1))
-        interval = (value * (1 + low), value * (1 + high))
+        low, high = found.quantiles(_ALPHA / 2 / selected_among, 1 - _ALPHA / 2)
+        interval = (float(np.exp(low)), float(np.exp(high)))
     return Level(
-        value=value,
-        corrected=float(value * np.exp(-away @ learnt.slopes)),
+        value=float(np.exp(found.mean)),
         interval=interval,
-        covers="launches and blocks" if learnt.df else "blocks of one launch only",
+        covers="launches and blocks" if _kinds(fitted, rows) <= fitted.repeated else "blocks and launches by the prior",
         num_launches=_num_launches(cells, rows > 0),
         num_blocks=num_blocks,
     )
 
 
-def compare(
-    cells: Cells,
-    weights: Mapping[str, float],
-    learnt: Spread,
-    *,
-    launches_matter: bool = True,
-    selected_among: tuple[int, int] = (1, 1),
-) -> Effect | None:
+def product_interval(first: Fitted, second: Fitted, keys: tuple[str, str]) -> tuple[float, float] | None:
+    """Of the product of two levels of two metrics, as normals on the log scale; None if one of them has no interval."""
+    parts = []
+    for fitted, key in zip((first, second), keys, strict=True):
+        found = level(fitted, key)
+        if found is None or found.interval is None:
+            return None
+        low, high = found.interval
+        parts.append((float(np.log(found.value)), float(np.log(high / low)) / 2))
+    middle = sum(mean for mean, _ in parts)
+    half = float(np.sqrt(sum(width**2 for _, width in parts)))
+    return float(np.exp(middle - half)), float(np.exp(middle + half))
+
+
+def compare(fitted: Fitted, weights: Mapping[str, float], *, selected_among: tuple[int, int] = (1, 1)) -> Effect | None:
     """A contrast of configurations: the sum of weight x log value; its verdict still without multiplicity.
 
     Args:
-        cells: of the metric to compare.
-        weights: by key; those above 0 sum to 1, those below to -1.
-        learnt: from the same metric, or from one that stands in for it (the whole cycle for one of its phases).
-        launches_matter: False for accept length, which depends on prompts and not on the launch.
+        weights: by configuration; those above 0 sum to 1, those below to -1.
         selected_among: among how many each side was chosen by these same numbers: the end of the interval that such
             a choice flatters is moved out by Bonferroni.
 
-    Returns None where a side has no cell, or there are fewer than two common blocks.
+    Returns None if a side has no cell, or there are fewer than two common blocks.
     """
-    if not all(key in cells.keys for key in weights):
+    cells = fitted.cells
+    counts = {key: cells.keys.count(key) for key in weights}
+    if not all(counts.values()):
         return None
-    rows: Array = np.array([weights.get(key, 0.0) / cells.keys.count(key) for key in cells.keys])
-    launch_share = _launch_share(rows, cells.launches)
-    assumption = _assumption(cells) if launches_matter and learnt.df == 0 and launch_share > 1e-12 else None
-    variance = learnt.launch_variance if launches_matter or learnt.df >= MIN_DF else 0.0
-    block_variance, num_blocks = _block_variance(cells, rows, launch_share, carried=variance)
+    rows: Array = np.array([weights[key] / counts[key] if key in counts else 0.0 for key in cells.keys])
+    block_variance, num_blocks = _block_variance(fitted, rows)
     if num_blocks < 2:
         return None
-    columns = covariates(cells)
-    shifts = np.array([rows @ columns[name] if name in columns else 0.0 for name in learnt.covariates])
-    confounded = [name for name in learnt.inestimable if name in columns and abs(rows @ columns[name]) > 1e-9]
-    estimate = float(rows @ cells.log_values() - shifts @ learnt.slopes)
-    if assumption:
-        variance = ASSUMED_LAUNCH_SPREAD**2
-    launch_part = variance * (launch_share + float(shifts @ learnt.slopes_covariance @ shifts))
-    if learnt.anchored_variance is not None:
-        launch_part += learnt.anchored_variance * float(shifts[learnt.covariates.index("time")]) ** 2
-    error, df = _combine(launch_part, learnt.df, block_variance / num_blocks, num_blocks - 1)
-    reason = f"confounded with {', '.join(confounded)}" if confounded else None
-    p_difference, p_equivalence = _p_values(estimate, error, df)
+    found = _contrast(fitted, rows, weights, block_variance)
+    assumption = _assumption(fitted, rows)
+    low, high = found.quantiles(_ALPHA / 2 / selected_among[0], 1 - _ALPHA / 2 / selected_among[1])
     effect = Effect(
         metric=cells.metric,
-        effect=float(np.expm1(estimate)),
-        interval=_interval(estimate, error, df, selected_among),
-        covers="blocks and assumed launches" if assumption else "launches and blocks",
+        effect=float(np.expm1(found.mean)),
+        interval=(float(np.expm1(low)), float(np.expm1(high))),
+        covers=_covers(fitted, assumption),
         verdict="undecided",
-        reason=reason,
+        reason=None,
         margin=MARGIN,
-        df=df,
         num_launches=(_num_launches(cells, rows > 0), _num_launches(cells, rows < 0)),
         num_blocks=num_blocks,
-        p_difference=None if reason else p_difference,
-        p_equivalence=None if reason or assumption else p_equivalence,
+        p_difference=2 * min(found.below(0.0), 1 - found.below(0.0)),
+        p_equivalence=max(found.below(float(np.log1p(-MARGIN))), 1 - found.below(float(np.log1p(MARGIN)))),
         assumption=assumption,
+        rests_on=_rests_on(fitted, rows, weights, block_variance, found.mean),
     )
     if cells.imported and min(effect.num_launches) < 2:
         return withheld(effect, "imported numbers, and one side was launched once: nothing is claimed without repeats")
@@ -202,7 +231,7 @@ def _judged(effect: Effect, difference: float, equivalence: float | None, family
     if equivalence is not None and equivalence < _ALPHA:
         return replace(effect, verdict="equivalent", reason=None)
     if difference < _ALPHA:
-        return replace(effect, verdict=_direction(effect), reason=None)
+        return _claimed(effect)
     if effect.p_difference is not None and effect.p_difference < _ALPHA:
         return replace(
             effect,
@@ -219,68 +248,105 @@ def _judge_by_interval(effect: Effect) -> Effect:
     if effect.p_equivalence is not None and -effect.margin < low and high < effect.margin:
         return replace(effect, verdict="equivalent")
     if low > 0 or high < 0:
-        return replace(effect, verdict=_direction(effect))
+        return _claimed(effect)
     return replace(effect, reason=_wide(effect))
+
+
+def _claimed(effect: Effect) -> Effect:
+    """A difference, unless it rests on one launch."""
+    if effect.rests_on is not None:
+        reason = f"the difference rests on one launch ({effect.rests_on}), which may be off by up to {DOUBT:.0%}"
+        return replace(effect, verdict="undecided", reason=reason)
+    return replace(effect, verdict=_direction(effect), reason=None)
 
 
 def _wide(effect: Effect) -> str:
     return f"{effect.assumption}, and {_WIDE}" if effect.assumption else _WIDE
 
 
-def _assumption(cells: Cells) -> str:
-    once = len(set(cells.twins)) == len(cells)
-    return f"{'every configuration was launched once' if once else 'too few launches were repeated'}: {_TAKEN}"
-
-
 def _direction(effect: Effect) -> Verdict:
     return "better" if (effect.effect > 0) == (effect.metric in HIGHER_IS_BETTER) else "worse"
-
-
-def _launch_share(rows: Array, launches: Sequence[str]) -> float:
-    """What one unit of launch variance adds to the contrast's; luck shared by both sides cancels."""
-    names = np.array(launches)
-    return float(sum(rows[names == launch].sum() ** 2 for launch in set(launches)))
 
 
 def _num_launches(cells: Cells, chosen: npt.NDArray[np.bool_]) -> int:
     return len({launch for launch, used in zip(cells.launches, chosen, strict=True) if used})
 
 
-def _block_variance(cells: Cells, rows: Array, launch_share: float, *, carried: float) -> tuple[float, int]:
-    """Variance over blocks of the contrast, less the block noise that the launch variance holds; the number of blocks.
+def _kinds(fitted: Fitted, rows: Array) -> frozenset[str]:
+    return frozenset(kind for kind, used in zip(fitted.kinds, rows, strict=True) if used)
 
-    Args:
-        carried: the launch variance in use. Launches differ by the noise of their blocks too; that part would be
-            counted twice, but no more of it than the launch variance is large enough to hold.
+
+def _covers(fitted: Fitted, assumption: str | None) -> Covers:
+    if fitted.posterior is None:
+        return "blocks"
+    return "blocks and launches by the prior" if assumption else "launches and blocks"
+
+
+def _assumption(fitted: Fitted, rows: Array) -> str | None:
+    """Which kind of server the prior alone speaks for; None if launches of every kind compared were repeated."""
+    if fitted.posterior is None or _within_launches(fitted.cells, rows):
+        return None
+    once = sorted(_kinds(fitted, rows) - fitted.repeated)
+    return _NEVER_TWICE.format(" or ".join(once)) if once else None
+
+
+def _within_launches(cells: Cells, rows: Array) -> bool:
+    """Whether each launch serves both sides alike, so that what it does to all of its cells cancels."""
+    names = np.array(cells.launches)
+    return all(abs(rows[names == launch].sum()) < 1e-9 for launch in set(cells.launches))
+
+
+def _contrast(fitted: Fitted, rows: Array, weights: Mapping[str, float], block_variance: float) -> _Mixture:
+    if fitted.posterior is None:
+        mean = float(rows @ fitted.cells.log_values())
+        return _Mixture(weights=np.ones(1), means=np.array([mean]), errors=np.array([np.sqrt(block_variance + 1e-20)]))
+    whole = np.append([weights.get(name, 0.0) for name in fitted.posterior.configurations], 0.0)
+    return _mixture(fitted, whole, block_variance)
+
+
+def _mixture(fitted: Fitted, weights: Array, block_variance: float) -> _Mixture:
+    posterior = fitted.posterior
+    assert posterior is not None
+    variances = np.einsum("i,gij,j->g", weights, posterior.covariances, weights)
+    return _Mixture(
+        weights=posterior.weights,
+        means=posterior.means @ weights,
+        errors=np.sqrt(np.maximum(variances, 0.0) + block_variance + 1e-20),
+    )
+
+
+def _rests_on(
+    fitted: Fitted, rows: Array, weights: Mapping[str, float], block_variance: float, mean: float
+) -> str | None:
+    """The launch whose doubt leaves least of the difference, if it does not show then; None if it always shows.
+
+    A launch that serves both sides alike is no support of either.
     """
+    posterior, names = fitted.posterior, np.array(fitted.cells.launches)
+    if posterior is None:
+        return None
+    whole = np.append([weights.get(name, 0.0) for name in posterior.configurations], 0.0)
+    shown = {}
+    for launch, (means, covariance) in posterior.doubting.items():
+        used = names == launch
+        if not rows[used].any() or abs(rows[used].sum()) < 1e-9:
+            continue
+        error = np.sqrt(max(float(whole @ covariance @ whole), 0.0) + block_variance + 1e-20)
+        shown[launch] = float(np.sign(mean) * (means @ whole) / error)
+    weakest = min(shown, key=lambda launch: shown[launch], default=None)
+    return weakest if weakest is not None and shown[weakest] < _STANDS_ALONE else None
+
+
+def _block_variance(fitted: Fitted, rows: Array) -> tuple[float, int]:
+    """Variance of the contrast by its prompts, beyond the noise that the model holds; the number of common blocks."""
     used = np.flatnonzero(rows)
-    influences = cells.influences()
-    common = ~np.isnan(influences[used]).any(axis=0)
+    common = ~np.isnan(fitted.influences[used]).any(axis=0)
     num_blocks = int(common.sum())
     if num_blocks < 2:
         return 0.0, num_blocks
-    paired = rows[used] @ influences[used][:, common]
-    blocks_per_cell = float(np.mean((~np.isnan(influences)).sum(axis=1)))
-    noise = min(replicate_noise(influences, cells.twins), carried * blocks_per_cell)
-    return max(0.0, float(np.var(paired, ddof=1)) - noise * launch_share), num_blocks
-
-
-def _combine(launch_part: float, launch_df: int, block_part: float, block_df: int) -> tuple[float, float]:
-    """Standard error and Welch-Satterthwaite degrees of freedom."""
-    block_part += 1e-20
-    total = launch_part + block_part
-    spread_of_total = block_part**2 / block_df + (launch_part**2 / launch_df if launch_df else 0.0)
-    return float(np.sqrt(total)), float(total**2 / spread_of_total)
-
-
-def _p_values(estimate: float, error: float, df: float) -> tuple[float, float]:
-    """Of no difference; and of a difference beyond the margin (the larger of the two one-sided tests)."""
-    below = stats.t.sf((estimate - np.log1p(-MARGIN)) / error, df)
-    above = stats.t.cdf((estimate - np.log1p(MARGIN)) / error, df)
-    return float(2 * stats.t.sf(abs(estimate) / error, df)), float(max(below, above))
-
-
-def _interval(estimate: float, error: float, df: float, among: tuple[int, int]) -> tuple[float, float]:
-    low = estimate - error * stats.t.ppf(1 - _ALPHA / 2 / among[0], df)
-    high = estimate + error * stats.t.ppf(1 - _ALPHA / 2 / among[1], df)
-    return float(np.expm1(low)), float(np.expm1(high))
+    paired = rows[used] @ fitted.influences[used][:, common]
+    held = 0.0 if fitted.posterior is None else float(rows[used] ** 2 @ fitted.noise[used])
+    few = (num_blocks - 1) / (num_blocks - 3) if num_blocks > 3 else float(num_blocks)  # a t, as wide a normal
+    found = float(np.var(paired, ddof=1)) / num_blocks
+    beyond = found - held if found > held * float(chdtri(num_blocks - 1, _BY_CHANCE)) / (num_blocks - 1) else 0.0
+    return max(0.0, beyond) * few, num_blocks

@@ -11,18 +11,15 @@ import polars as pl
 
 from analysis.data.load import Results
 from analysis.data.unread import unread_variables
-from analysis.judge.anchors import server_drift
 from analysis.judge.cells import Cells, cells
 from analysis.judge.effects import Effect, compare, judge, not_exercised, withheld
-from analysis.judge.spread import Spread, spread
+from analysis.judge.fitted import Fitted, fit_cells
 from sweeps.results.nccl_acts import may_act
 from sweeps.results.tables import DRAFTING_COLUMNS
 
 FACTOR_METRICS = ("tok_s", "accept_length", "draft_ms", "verify_ms", "extend_ms")
 _UNSET = "unset"
 _TREE = frozenset(DRAFTING_COLUMNS) - {"drafter"}
-_ENOUGH_DF = 4
-"""Repeats of its own below which a phase borrows the spread of the whole cycle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,17 +30,6 @@ class Point:
     label: str
     speculates: bool
     settings: Mapping[str, str | None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """One metric, with what is known about its drift and spread."""
-
-    cells: Cells
-    spread: Spread
-    launches_matter: bool
-    basis: str
-    """Where drift and spread among launches come from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,26 +46,25 @@ class Factor:
     note: str | None
     """What else changes with the value."""
     num_pairs: int
-    basis: str
 
 
-def observe(results: Results, metric: str, *, split: frozenset[str] = frozenset()) -> Observed:
-    """The cells of a metric and the spread that its comparisons must cover.
+def observe(results: Results, metric: str) -> Fitted:
+    """The cells of a metric and the model fitted to them."""
+    return observe_all(points(results), {metric: cells(results, metric)})[metric]
 
-    A phase with few repeats of its own (the control has no verify) takes drift and spread from the whole cycle. Accept
-    length depends on prompts: it neither drifts nor varies by launch, unless its own repeats say so.
+
+def observe_all(everything: Sequence[Point], totals: Mapping[str, Cells]) -> dict[str, Fitted]:
+    """The model fitted to the cells of each metric.
+
+    Accept length depends on prompts, not on launches. Phases drift as throughput does (the other way): throughput has
+    the controls, which have no drafts.
     """
-    own = cells(results, metric, split=split).positive()
-    if metric == "accept_length":
-        return Observed(
-            cells=own, spread=spread(own, drifts=False), launches_matter=False, basis="blocks; no drift assumed"
-        )
-    learnt, basis = spread(own, anchored=server_drift(results, metric)), "its own repeated launches"
-    if learnt.df < _ENOUGH_DF and metric not in ("tok_s", "cycle_ms"):
-        whole = spread(cells(results, "cycle_ms", split=split).positive(), anchored=server_drift(results, "cycle_ms"))
-        if whole.df > learnt.df:
-            learnt, basis = whole, "repeated launches, whole cycle"
-    return Observed(cells=own, spread=learnt, launches_matter=True, basis=basis)
+    settings = {point.configuration_id: point.settings for point in everything}
+    found: dict[str, Fitted] = {}
+    for metric, each in totals.items():
+        whole = found.get("tok_s") if metric.endswith("_ms") else None
+        found[metric] = fit_cells(each, settings, launches_matter=metric != "accept_length", whole=whole)
+    return found
 
 
 def points(results: Results) -> tuple[Point, ...]:
@@ -105,10 +90,10 @@ def step_chain(everything: Sequence[Point], like: Point) -> list[Point]:
     ]
 
 
-def factors(results: Results, observed: Mapping[str, Observed]) -> tuple[Factor, ...]:
+def factors(results: Results, observed: Mapping[str, Fitted]) -> tuple[Factor, ...]:
     """Every dimension that varies, each further value against the reference, on each of FACTOR_METRICS.
 
-    Verdicts are corrected by Holm over all comparisons of the same metric.
+    Verdicts are corrected by Holm over the comparisons of one metric, communication apart from everything else.
     """
     everything = points(results)
     found = [
@@ -122,14 +107,16 @@ def factors(results: Results, observed: Mapping[str, Observed]) -> tuple[Factor,
 
 def _factors_of(
     results: Results,
-    observed: Mapping[str, Observed],
+    observed: Mapping[str, Fitted],
     everything: Sequence[Point],
     dimension: str,
     reference: str,
     value: str,
 ) -> Iterator[Factor]:
     pairs = _pairs(everything, dimension, reference, value)
-    reasons = {point.configuration_id: _not_exercised(results, dimension, point) for point, _ in pairs}
+    reasons: dict[str, str | None] = dict.fromkeys(point.configuration_id for point, _ in pairs)
+    if _communicates(dimension):
+        reasons = {key: _not_exercised(results, key) for key in reasons}
     active = [pair for pair in pairs if reasons[pair[0].configuration_id] is None]
     idle = next((reason for reason in reasons.values() if reason), None)
     notes = []
@@ -145,7 +132,7 @@ def _factors_of(
         usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
         effect = None
         if usable:
-            effect = compare(seen.cells, _weights(usable), seen.spread, launches_matter=seen.launches_matter)
+            effect = compare(seen, _weights(usable))
         if effect is not None and idle is not None:
             effect = not_exercised(effect, idle)
         elif effect is not None and results.pinned and metric in ("tok_s", "accept_length"):
@@ -163,18 +150,17 @@ def _factors_of(
             reason=reason,
             note="; ".join(notes) or None,
             num_pairs=len(usable),
-            basis=seen.basis,
         )
 
 
 def _judged(found: Sequence[Factor]) -> Iterator[Factor]:
-    families: dict[str, list[Effect]] = defaultdict(list)
+    families: dict[tuple[str, bool], list[Effect]] = defaultdict(list)
     for factor in found:
         if factor.effect is not None:
-            families[factor.metric].append(factor.effect)
-    verdicts = {metric: iter(judge(family)) for metric, family in families.items()}
+            families[_family(factor)].append(factor.effect)
+    verdicts = {family: iter(judge(effects)) for family, effects in families.items()}
     judged = [
-        factor if factor.effect is None else replace(factor, effect=next(verdicts[factor.metric])) for factor in found
+        factor if factor.effect is None else replace(factor, effect=next(verdicts[_family(factor)])) for factor in found
     ]
     same_verify = {
         (factor.dimension, factor.value)
@@ -183,6 +169,11 @@ def _judged(found: Sequence[Factor]) -> Iterator[Factor]:
     }
     for factor in judged:
         yield _by_cycle_only(factor) if (factor.dimension, factor.value) in same_verify else factor
+
+
+def _family(factor: Factor) -> tuple[str, bool]:
+    """Comparisons that answer one question: a metric, and whether it is about communication."""
+    return factor.metric, _communicates(factor.dimension)
 
 
 def _by_cycle_only(factor: Factor) -> Factor:
@@ -277,11 +268,9 @@ def _communicates(dimension: str) -> bool:
     return dimension == "nccl" or dimension.startswith("env.NCCL_")
 
 
-def _not_exercised(results: Results, dimension: str, point: Point) -> str | None:
-    """Why a communication setting cannot have acted on a configuration's decoding; None where it may have."""
-    if not _communicates(dimension):
-        return None
-    trials = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
+def _not_exercised(results: Results, configuration_id: str) -> str | None:
+    """Why communication settings cannot have acted on a configuration's decoding; None if they may have."""
+    trials = results.trials.filter(pl.col("configuration_id") == configuration_id)
     backends = set(trials["all_reduce"])
     if not any(map(may_act, backends)):
         return f"{', '.join(sorted(backends))} does the all-reduces of decode, not NCCL"

@@ -73,6 +73,8 @@ def phases(point: Point, totals: Mapping[str, Cells]) -> Phases:
 
 def communication(results: Results, shown: Phases) -> Communication | None:
     """Of one configuration, averaged over its traces. None where no trace covers it or nothing was timed."""
+    if results.kernels.is_empty():
+        return None
     trials = results.trials.filter(pl.col("configuration_id") == shown.configuration_id)
     kernels = results.kernels.filter(
         (pl.col("phase") == "verify") & pl.col("trial_id").is_in(trials["trial_id"].to_list())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import polars as pl
@@ -11,10 +12,11 @@ import polars as pl
 from analysis.data.load import Excluded, Results
 from analysis.judge.anchors import ServerDrift, server_drift
 from analysis.judge.break_even import BreakEven, break_even
-from analysis.judge.cells import METRICS, REPEAT, cells
+from analysis.judge.cells import all_cells
 from analysis.judge.costs import Cost, cost
-from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level
-from analysis.judge.factors import FACTOR_METRICS, Factor, Observed, Point, factors, observe, points, step_chain
+from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level, product_interval, withheld
+from analysis.judge.factors import FACTOR_METRICS, Factor, Point, factors, observe, observe_all, points, step_chain
+from analysis.judge.fitted import Fitted
 from analysis.judge.names import short_names
 from analysis.judge.phases import Communication, Phases, communication, phases
 from analysis.judge.what_if import StepNeed, step_needs
@@ -28,11 +30,11 @@ class Side:
     configuration_id: str
     label: str
     speculates: bool
+    num_steps: int
     role: Literal["control", "candidate"]
     pruned: bool
     """Stopped early in every one of its trials: not eligible as best."""
     tok_s: float
-    drift_corrected_tok_s: float
     interval: tuple[float, float] | None
     interval_covers: str
     num_launches: int
@@ -104,7 +106,8 @@ class SweepVerdict:
     break_even_reason: str | None
     step_needs: tuple[StepNeed, ...]
     communication: Communication | None
-    drift_per_hour: float | None
+    drift: float | None
+    """Relative, between the highest and the lowest throughput of the drift."""
     server_drift: ServerDrift | None
     """Inside servers, by their anchors; None without."""
     control_runs: tuple[ControlRun, ...]
@@ -116,18 +119,18 @@ class SweepVerdict:
 
 def verdict(results: Results) -> SweepVerdict:
     """Judge a sweep. Never raises for what a sweep did not reach: it says so."""
-    observed = {metric: observe(results, metric) for metric in FACTOR_METRICS}
-    totals = {metric: cells(results, metric) for metric in METRICS}
+    totals = all_cells(results)
     everything = points(results)
+    observed = observe_all(everything, {metric: totals[metric] for metric in (*FACTOR_METRICS, "cycle_ms")})
     throughput = observed["tok_s"]
-    sides = _sides(results, everything, throughput)
+    sides = _widened(_sides(results, everything, throughput), throughput)
     control = next((side for side in sides if side.role == "control"), None)
     speculative = _fastest(sides, speculates=True)
     plain = _fastest(sides, speculates=False)
-    pays = _pays(results, sides, speculative, plain)
+    pays = _pays(results, throughput, sides, speculative, plain)
     best, best_reason = _best(results, sides, control)
     shown = {point.configuration_id: phases(point, totals) for point in everything}
-    needed, needed_reason = _break_even(results, speculative, plain, shown)
+    needed, needed_reason = _break_even(results, speculative, plain, observed)
     chain = [shown[point.configuration_id] for point in _chain(everything, speculative)]
     traced = (shown[side.configuration_id] for side in (speculative, plain, *sides) if side is not None)
     return SweepVerdict(
@@ -151,11 +154,11 @@ def verdict(results: Results) -> SweepVerdict:
         if plain and needed
         else (),
         communication=next((found for each in traced if (found := communication(results, each))), None),
-        drift_per_hour=throughput.spread.drift_per_hour,
+        drift=throughput.drift,
         server_drift=server_drift(results),
         control_runs=_control_runs(results),
         excluded=results.excluded,
-        warnings=results.warnings,
+        warnings=(*results.warnings, *_outliers(results, throughput)),
         cost=cost(results),
     )
 
@@ -166,47 +169,74 @@ def _by_concurrency(results: Results) -> tuple[AtConcurrency, ...]:
     found = []
     for concurrency in sorted(results.concurrencies):
         here = results.at(concurrency)
-        sides = _sides(here, points(here), observe(here, "tok_s"))
+        throughput = observe(here, "tok_s")
+        sides = _widened(_sides(here, points(here), throughput), throughput)
         control = next((side for side in sides if side.role == "control"), None)
         best, best_reason = _best(here, sides, control)
-        pays = _pays(here, sides, _fastest(sides, speculates=True), _fastest(sides, speculates=False))
+        pays = _pays(here, throughput, sides, _fastest(sides, speculates=True), _fastest(sides, speculates=False))
         found.append(AtConcurrency(concurrency=concurrency, best=best, best_reason=best_reason, speculation_pays=pays))
     return tuple(found)
 
 
-def _sides(results: Results, everything: Sequence[Point], throughput: Observed) -> tuple[Side, ...]:
+def _sides(results: Results, everything: Sequence[Point], throughput: Fitted) -> tuple[Side, ...]:
     controls = set(results.trials.filter(pl.col("role") == "control")["configuration_id"])
     reference = next(iter(sorted(controls)), None)
-    levels = {
-        point.configuration_id: level(throughput.cells, point.configuration_id, throughput.spread)
-        for point in everything
-    }
+    levels = {point.configuration_id: level(throughput, point.configuration_id) for point in everything}
     others = [point.configuration_id for point in everything if point.configuration_id != reference]
     against: dict[str, Effect] = {}
     if reference is not None:
-        found = {key: compare(throughput.cells, {key: 1.0, reference: -1.0}, throughput.spread) for key in others}
+        found = {key: compare(throughput, {key: 1.0, reference: -1.0}) for key in others}
         compared = {key: effect for key, effect in found.items() if effect is not None}
         against = dict(zip(compared, judge(list(compared.values())), strict=True))
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in results.trials.sort("started_s").iter_rows(named=True):
+        rows[row["configuration_id"]].append(row)
     sides = [
-        _side(results, point, reached, against.get(point.configuration_id), controls)
+        _side(rows[point.configuration_id], point, reached, against.get(point.configuration_id), controls)
         for point in everything
         if (reached := levels[point.configuration_id]) is not None
     ]
-    return tuple(sorted(sides, key=lambda side: -side.drift_corrected_tok_s))
+    return tuple(sorted(sides, key=lambda side: -side.tok_s))
 
 
-def _side(results: Results, point: Point, reached: Level, against: Effect | None, controls: set[str]) -> Side:
-    rows = results.trials.filter(pl.col("configuration_id") == point.configuration_id)
-    newest = rows.sort("started_s").row(-1, named=True)
+def _widened(sides: Sequence[Side], throughput: Fitted) -> tuple[Side, ...]:
+    """The fastest of each kind was chosen by these same measurements: the lower end of its interval is moved out."""
+    chosen = {}
+    for speculates in (False, True):
+        group = [side for side in sides if side.speculates == speculates and not side.pruned]
+        if len(group) > 1:
+            chosen[group[0].configuration_id] = len(group)
+    found = []
+    for side in sides:
+        reached = level(throughput, side.configuration_id, selected_among=chosen.get(side.configuration_id, 1))
+        found.append(side if reached is None else replace(side, interval=reached.interval))
+    return tuple(found)
+
+
+def _outliers(results: Results, throughput: Fitted) -> Iterator[str]:
+    """Launches that no other launch would have predicted, by the trials that they served."""
+    for launch, away in throughput.outliers.items():
+        served = results.trials.filter(pl.col("launch") == launch)["trial_id"].to_list()
+        faster = "faster" if away > 0 else "slower"
+        yield (
+            f"the launch of {', '.join(served)} is {faster} than all other launches predict (by {abs(away):.1f} "
+            "standard deviations); nothing is claimed that rests on it alone"
+        )
+
+
+def _side(
+    rows: Sequence[Mapping[str, Any]], point: Point, reached: Level, against: Effect | None, controls: set[str]
+) -> Side:
+    newest = rows[-1]
     environment = dict(newest["environment"] or {})
     return Side(
         configuration_id=point.configuration_id,
         label=point.label,
         speculates=point.speculates,
+        num_steps=int(point.settings["num_steps"] or 0),
         role="control" if point.configuration_id in controls else "candidate",
-        pruned=bool((rows["status"] == "pruned").all()),
+        pruned=all(row["status"] == "pruned" for row in rows),
         tok_s=reached.value,
-        drift_corrected_tok_s=reached.corrected,
         interval=reached.interval,
         interval_covers=reached.covers,
         num_launches=reached.num_launches,
@@ -245,7 +275,9 @@ def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tupl
     return top, f"the fastest, but its lead over the control is {effect.verdict}: {effect.reason}"
 
 
-def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, plain: Side | None) -> Pays:
+def _pays(
+    results: Results, throughput: Fitted, sides: Sequence[Side], speculative: Side | None, plain: Side | None
+) -> Pays:
     selection, effect, reason = "", None, None
     if results.pinned:
         reason = "acceptance was simulated (pinned)"
@@ -254,8 +286,15 @@ def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, pla
     elif plain is None:
         reason = "no configuration without speculation has results"
     else:
-        effect, selection = _duel(results, sides, speculative, plain)
+        effect, selection = _duel(throughput, sides, speculative, plain)
         reason = "too few common blocks" if effect is None else effect.reason
+        if effect is not None and effect.verdict in ("worse", "equivalent") and not results.search_ended:
+            num_measured = sum(side.speculates for side in sides)
+            reason = (
+                f"the search was cut off after {num_measured} speculative configuration"
+                f"{'' if num_measured == 1 else 's'}, and a faster one may be among those not measured"
+            )
+            effect = withheld(effect, reason)
     word: Verdict = "undecided" if effect is None else effect.verdict
     return Pays(
         verdict=word,
@@ -268,26 +307,19 @@ def _pays(results: Results, sides: Sequence[Side], speculative: Side | None, pla
     )
 
 
-def _duel(results: Results, sides: Sequence[Side], speculative: Side, plain: Side) -> tuple[Effect | None, str]:
-    """Best against best. Re-runs as incumbent, where there are any, are judged instead of the run that chose it."""
-    split = frozenset({speculative.configuration_id, plain.configuration_id})
-    seen = observe(results, "tok_s", split=split)
-    keys, among, notes = [], [], []
+def _duel(throughput: Fitted, sides: Sequence[Side], speculative: Side, plain: Side) -> tuple[Effect | None, str]:
+    """Best against best. Each side was chosen by these same measurements, so its end of the interval is moved out."""
+    among, notes = [], []
     for side in (speculative, plain):
         rivals = sum((each.speculates, each.pruned) == (side.speculates, side.pruned) for each in sides)
-        repeat = side.configuration_id + REPEAT
-        again = repeat in seen.cells.keys and side.role != "control"
-        keys.append(repeat if again else side.configuration_id)
-        among.append(1 if again or (side.role == "control" and rivals == 1) else rivals)
+        among.append(rivals)
         name = "best speculative" if side.speculates else "best without speculation"
-        if again:
-            notes.append(f"{name}: judged by its later runs only, which were not used to choose it")
-        elif rivals > 1:
+        if rivals > 1:
             notes.append(f"{name}: chosen among {rivals} by the same measurements, so its interval is widened")
         if side.pruned:
             notes.append(f"{name}: all were pruned, so it is judged on the {side.num_blocks} blocks that it ran")
-    effect = compare(seen.cells, {keys[0]: 1.0, keys[1]: -1.0}, seen.spread, selected_among=(among[0], among[1]))
-    return effect, "; ".join(notes)
+    weights = {speculative.configuration_id: 1.0, plain.configuration_id: -1.0}
+    return compare(throughput, weights, selected_among=(among[0], among[1])), "; ".join(notes)
 
 
 def _sentence(
@@ -313,7 +345,7 @@ def _sentence(
 
 
 def _break_even(
-    results: Results, speculative: Side | None, plain: Side | None, shown: Mapping[str, Phases]
+    results: Results, speculative: Side | None, plain: Side | None, observed: Mapping[str, Fitted]
 ) -> tuple[BreakEven | None, str | None]:
     if speculative is None or plain is None:
         return None, "break-even needs a configuration with speculation and one without"
@@ -322,14 +354,17 @@ def _break_even(
             None,
             f"break-even is computed for one request at a time; this sweep searched at {results.concurrencies[0]}",
         )
-    cycle = shown[speculative.configuration_id]
-    if cycle.cycle_ms is None:
+    cycle = level(observed["cycle_ms"], speculative.configuration_id)
+    if cycle is None:
         return None, "no cycle was timed"
+    sides = speculative.configuration_id, plain.configuration_id
+    interval = product_interval(observed["cycle_ms"], observed["tok_s"], sides)
     needed = break_even(
-        cycle_ms=cycle.cycle_ms,
+        cycle_ms=cycle.value,
         baseline_tok_s=plain.tok_s,
-        num_steps=cycle.num_steps,
+        num_steps=speculative.num_steps,
         target_tok_s=results.target_tok_s,
+        interval=None if interval is None else (interval[0] / 1000, interval[1] / 1000),
     )
     return needed, None
 

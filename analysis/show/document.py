@@ -32,7 +32,7 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         "communication": None
         if verdict.communication is None
         else {**asdict(verdict.communication), "most_tok_s": verdict.communication.most_tok_s},
-        "drift_per_hour": verdict.drift_per_hour,
+        "drift": verdict.drift,
         "drift_inside_servers": None
         if verdict.server_drift is None
         else {
@@ -117,7 +117,6 @@ def _factor(factor: Factor) -> dict[str, Any]:
         "reason": reason,
         "note": factor.note,
         "num_pairs": factor.num_pairs,
-        "spread_from": factor.basis,
     }
 
 

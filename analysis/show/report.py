@@ -14,8 +14,9 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from analysis.data.load import Excluded
-from analysis.judge.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect
+from analysis.judge.effects import MARGIN, Effect
 from analysis.judge.factors import FACTOR_METRICS, Factor
+from analysis.judge.mixed_model import DOUBT
 from analysis.judge.phases import Phases
 from analysis.judge.verdict import Side, SweepVerdict
 from analysis.judge.what_if import Saving, StepNeed, ms_to_break_even, savings
@@ -43,12 +44,13 @@ for (const place of document.querySelectorAll("div.figure")) {
 _TEMPLATE = Path(__file__).with_name("page.html")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
-    "Intervals (95%) cover launches and blocks. The spread between launches is estimated from what was launched more "
-    "than once (controls, incumbents), after a linear drift is removed. Blocks are the same prompts for every "
-    "configuration and are compared in pairs. If nothing was launched twice, launches are assumed to differ by "
-    f"{ASSUMED_LAUNCH_SPREAD:.0%}: only larger differences are claimed, and no equivalence. "
+    "Intervals (95%) cover launches, communicators, drift and prompts. One model is fitted to all launches: each kind "
+    "of server (plain, chain, tree) has a spread of its own, estimated from this sweep and from other machines. "
+    "Blocks are the same prompts for every configuration and are compared in pairs. A difference is claimed only if it "
+    f"still shows if any single launch is off by {DOUBT:.0%}. "
     f"“Equivalent” means that two one-sided tests put the difference within {MARGIN:.0%}. Verdicts in the table of "
-    "dimensions have Holm's correction over all comparisons of one metric; the intervals in that table do not."
+    "dimensions have Holm's correction over the comparisons of one metric, NCCL sets and drafting apart; the intervals "
+    "in that table do not."
 )
 
 
@@ -130,14 +132,14 @@ def _throughput(verdict: SweepVerdict) -> str:
     if not verdict.sides:
         return _section("Throughput", "No trial was completed, so there is nothing to compare.")
     more = len(verdict.sides) - charts.MOST_ROWS
-    text = "Every configuration with its 95% interval. The order is by throughput corrected for drift, fastest on top."
+    text = "Every configuration with its 95% interval. Drift is taken out; the fastest is on top."
     if any(side.pruned for side in verdict.sides):
         text += " A hollow marker was pruned before its last block."
     if more > 0:
         text += f" The {more} slowest are not drawn."
     if blocks_only(verdict.sides):
         text += (
-            " Nothing was launched twice: intervals cover the blocks of one launch, not differences between launches."
+            " Some kind of server was never launched twice: what its launches differ by is taken from other machines."
         )
     return _section(
         "Throughput", text, _figure(charts.throughput_dots(verdict.sides, _names(verdict), verdict.control))
@@ -293,8 +295,9 @@ def _drift(verdict: SweepVerdict) -> str:
         f"The control ran {len(rates)} times: {min(rates):.1f} to {max(rates):.1f} tok/s "
         f"({max(rates) / min(rates) - 1:.1%} apart; the band in the chart is ±1%). "
     )
-    drift = verdict.drift_per_hour
-    text += "Too few launches to estimate a drift." if drift is None else f"Drift removed: {drift:+.2%} an hour."
+    drift = verdict.drift or 0.0
+    small = "No drift above 1% was found."
+    text += f"Over the sweep the machine drifted by {drift:.1%}; this is taken out." if drift > MARGIN else small
     text += inside
     return _section(title, text, _figure(charts.control_timeline(verdict)))
 

@@ -37,7 +37,7 @@ def verdict_words(effect: Effect | None) -> str:
 
 def interval_heading(sides: Sequence[Side]) -> str:
     """Over a column of throughput intervals: what they do not cover is said there."""
-    return "95% interval" + ("\n(blocks of one launch only)" if blocks_only(sides) else "")
+    return "95% interval" + ("\n(spread of launches from other machines)" if blocks_only(sides) else "")
 
 
 def blocks_only(sides: Sequence[Side]) -> bool:

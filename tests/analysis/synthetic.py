@@ -56,6 +56,8 @@ class Run:
     num_blocks: int | None = None
     relaunched: bool = True
     node: str = "node-a"
+    slow: float = 0.0
+    """By how much this launch is slower than the machine, beside the world's noise."""
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,7 +102,7 @@ def write_sweep(
     for number, run in enumerate(runs):
         if run.relaunched:
             launch = float(np.exp(rng.normal(0, world.launch_sd)))
-        slow = launch * float(np.exp(world.drift_per_trial * number))
+        slow = launch * float(np.exp(world.drift_per_trial * number)) * (1 + run.slow)
         _write_trial(folder, run, number, world, slow=slow, prompts=prompts, rng=rng, engine=engine)
     return root
 

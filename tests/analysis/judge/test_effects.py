@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from analysis.data.load import load
 from analysis.judge.cells import Cells, cells
-from analysis.judge.effects import ASSUMED_LAUNCH_SPREAD, MARGIN, Effect, compare, holm, judge, level
-from analysis.judge.spread import spread
+from analysis.judge.effects import MARGIN, Effect, compare, holm, judge, level
+from analysis.judge.factors import observe
+from analysis.judge.fitted import Fitted, fit_cells
 from tests.analysis.synthetic import (
     FOUNDING_CONTROL,
     FOUNDING_EAGLE,
@@ -62,8 +63,14 @@ def sweep_of(
     )
 
 
+def fitted(made: Cells) -> Fitted:
+    """The candidate differs from the control by its NCCL set."""
+    drafting = {"num_steps": "0", "eagle_topk": None, "num_draft_tokens": None, "drafter": None}
+    return fit_cells(made, {"control": {**drafting, "nccl": "default"}, "candidate": {**drafting, "nccl": "tuned"}})
+
+
 def compared(made: Cells) -> Effect:
-    return certain(compare(made, CONTRAST, spread(made)))
+    return certain(compare(fitted(made), CONTRAST))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,8 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(world: dict[str, Any]
     for _ in range(300):
         low, high = compared(sweep_of(rng, **world)).interval
         covered += low <= world["effect"] <= high
-    assert 0.90 <= covered / 300 <= 0.99
+    assert covered / 300 >= 0.90
+    assert covered / 300 <= (0.99 if "interaction_sd" in world else 1.0), "few launches: the prior may be too careful"
 
 
 def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none() -> None:
@@ -98,14 +106,19 @@ def test_a_null_effect_is_seldom_called_one_and_a_real_one_seldom_none() -> None
 
 def test_drift_as_large_as_the_effect_is_taken_out() -> None:
     rng = np.random.default_rng(3)
-    naive, corrected = [], []
-    for _ in range(50):
-        made = sweep_of(rng, effect=0.0, drift=0.05, controls=6)
-        plain = spread(made, drifts=False)
-        naive.append(certain(compare(made, CONTRAST, plain)).effect)
-        corrected.append(compared(made).effect)
-    assert np.mean(naive) > 0.015  # the candidate ran early, before the machine slowed down
-    assert abs(np.mean(corrected)) < 0.003
+    found = [compared(sweep_of(rng, effect=0.0, drift=0.05, controls=6)) for _ in range(40)]
+    assert abs(np.mean([effect.effect for effect in found])) < 0.005
+    assert sum(effect.verdict in ("better", "worse") for effect in found) <= 4
+
+
+def test_a_step_of_the_machine_is_no_effect() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(20):
+        made = sweep_of(rng, effect=0.0, controls=8, candidates=2)
+        made.denominators[made.at_s > 15000] *= 1.08
+        effect = compared(made)
+        assert effect.verdict not in ("better", "worse")
+        assert abs(effect.effect) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -116,30 +129,15 @@ def test_where_all_was_launched_once_only_more_than_launches_may_differ_by_is_cl
 ) -> None:
     effect = compared(sweep_of(np.random.default_rng(4), effect=truth, controls=1))
     assert effect.verdict == verdict
-    assert effect.covers == "blocks and assumed launches"
-    assert effect.assumption == "every configuration was launched once: launches are assumed to differ by 8 %"
-    assert verdict != "undecided" or certain(effect.reason).startswith(effect.assumption)
+    assert effect.covers == "blocks and launches by the prior"
+    assert certain(effect.assumption).startswith("no plain server was launched twice")
     assert effect.effect == pytest.approx(truth, abs=0.03)
-    half_width = (np.log1p(effect.interval[1]) - np.log1p(effect.interval[0])) / 2
-    assert half_width == pytest.approx(1.96 * ASSUMED_LAUNCH_SPREAD * np.sqrt(2), rel=0.02)
-
-
-@pytest.mark.parametrize("among", [(1, 1), (5, 1)])
-def test_equivalence_is_never_claimed_on_assumed_launches(
-    monkeypatch: pytest.MonkeyPatch, among: tuple[int, int]
-) -> None:
-    monkeypatch.setattr("analysis.judge.effects.ASSUMED_LAUNCH_SPREAD", 1e-6)
-    made = sweep_of(np.random.default_rng(11), effect=0.0, controls=1, launch_sd=0.0, noise_sd=1e-5)
-    effect = certain(compare(made, CONTRAST, spread(made), selected_among=among))
-    assert -MARGIN < effect.interval[0] < effect.interval[1] < MARGIN
-    assert judge([effect])[0].verdict != "equivalent"
-    assert effect.verdict != "equivalent"
 
 
 def test_configurations_in_one_launch_compare_without_repeats() -> None:
     made = sweep_of(np.random.default_rng(5), effect=0.05, controls=1, launch_sd=0.0)
     together = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"launches": ("one", "one")})
-    effect = certain(compare(together, CONTRAST, spread(together)))
+    effect = compared(together)
     assert effect.verdict == "better"
     assert effect.interval[0] < 0.05 < effect.interval[1]
 
@@ -148,9 +146,9 @@ def test_a_configuration_known_on_another_node_only_is_confounded() -> None:
     made = sweep_of(np.random.default_rng(6), effect=0.05)
     nodes = ("a",) * 5 + ("b",)
     apart = Cells(**{name: getattr(made, name) for name in made.__slots__} | {"nodes": nodes})
-    effect = certain(compare(apart, CONTRAST, spread(apart)))
+    effect = compared(apart)
     assert effect.verdict == "undecided"
-    assert "node b" in certain(effect.reason)
+    assert effect.interval[1] - effect.interval[0] > 0.15, "nodes may differ, and nothing tells by how much"
 
 
 def test_a_pruned_cell_is_compared_on_the_blocks_that_it_has() -> None:
@@ -176,7 +174,7 @@ def test_accept_length_and_throughput_are_ratios_of_sums(tmp_path: Path) -> None
 def test_choosing_the_best_of_many_widens_the_end_that_it_flatters() -> None:
     made = sweep_of(np.random.default_rng(8), effect=0.0)
     alone = compared(made)
-    chosen = certain(compare(made, CONTRAST, spread(made), selected_among=(20, 1)))
+    chosen = certain(compare(fitted(made), CONTRAST, selected_among=(20, 1)))
     assert chosen.interval[0] < alone.interval[0]
     assert chosen.interval[1] == pytest.approx(alone.interval[1])
 
@@ -187,16 +185,16 @@ def test_the_best_of_many_equal_configurations_is_seldom_called_better() -> None
     for _ in range(200):
         sweeps = [sweep_of(rng, effect=0.0) for _ in range(8)]
         best = max(sweeps, key=lambda made: compared(made).effect)
-        wrong += certain(compare(best, CONTRAST, spread(best), selected_among=(8, 1))).verdict == "better"
+        wrong += certain(compare(fitted(best), CONTRAST, selected_among=(8, 1))).verdict == "better"
     assert wrong <= 15
 
 
-def test_a_level_is_ranked_by_what_drift_leaves() -> None:
-    made = sweep_of(np.random.default_rng(10), effect=0.0, drift=0.2, launch_sd=0.0, noise_sd=1e-4, controls=6)
-    learnt = spread(made)
-    reached = [certain(level(made, key, learnt)) for key in ("control", "candidate")]
-    assert reached[1].value > reached[0].value * 1.02
-    assert reached[1].corrected == pytest.approx(reached[0].corrected, rel=0.005)
+def test_levels_are_free_of_drift() -> None:
+    made = sweep_of(np.random.default_rng(10), effect=0.0, drift=0.2, launch_sd=0.001, noise_sd=1e-3, controls=8)
+    control, candidate = (certain(level(fitted(made), key)) for key in ("control", "candidate"))
+    assert certain(made.total("candidate")) > certain(made.total("control")) * 1.02
+    assert candidate.value == pytest.approx(control.value, rel=0.02)
+    assert certain(control.interval)[0] < control.value < certain(control.interval)[1]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), max_size=12))
@@ -217,7 +215,7 @@ def test_a_family_claims_less_than_its_members() -> None:
     rng = np.random.default_rng(11)
     borderline = next(
         effect
-        for effect in (compared(sweep_of(rng, effect=0.012)) for _ in range(500))
+        for effect in (compared(sweep_of(rng, effect=0.012, candidates=3)) for _ in range(500))
         if effect.verdict == "better" and 0.02 < certain(effect.p_difference) < 0.05
     )
     together = judge([borderline] * 10)
@@ -227,10 +225,9 @@ def test_a_family_claims_less_than_its_members() -> None:
 
 def test_written_sweeps_agree_with_the_truth(tmp_path: Path) -> None:
     faster = with_effect(FOUNDING_CONTROL, 0.02)
-    runs = interleaved([FOUNDING_EAGLE, faster, replace(FOUNDING_EAGLE, num_steps=3)], every=1)
+    runs = interleaved([FOUNDING_EAGLE, faster, replace(FOUNDING_EAGLE, num_steps=3), faster], every=1)
     results = load(write_sweep(tmp_path / "r", runs, World(launch_sd=0.001, drift_per_trial=0.004)))
-    made = cells(results, "tok_s")
     contrast = {faster.configuration_id: 1.0, FOUNDING_CONTROL.configuration_id: -1.0}
-    effect = certain(compare(made, contrast, spread(made)))
+    effect = certain(compare(observe(results, "tok_s"), contrast))
     assert effect.verdict == "better"
     assert effect.effect == pytest.approx(0.02, abs=0.005)

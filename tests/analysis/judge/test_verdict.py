@@ -13,7 +13,7 @@ from rich.console import Console
 from analysis.data.load import load
 from analysis.judge.effects import Effect
 from analysis.judge.factors import Factor
-from analysis.judge.verdict import SweepVerdict, verdict
+from analysis.judge.verdict import Side, SweepVerdict, verdict
 from analysis.show.document import document
 from analysis.show.report import page
 from analysis.show.short_form import print_short_form
@@ -84,12 +84,20 @@ def test_speculation_that_pays_is_recommended_with_its_command(tmp_path: Path) -
 
 def test_a_true_two_percent_is_found_and_its_variables_are_in_the_command(tmp_path: Path) -> None:
     tuned = with_effect(FOUNDING_CONTROL, 0.02)
-    found = judged(tmp_path, interleaved([tuned, FOUNDING_EAGLE], every=1))
+    found = judged(tmp_path, interleaved([tuned, FOUNDING_EAGLE, tuned], every=1))
     assert certain(found.best).configuration_id == tuned.configuration_id
     assert certain(found.best).launch_command.startswith("env NCCL_PROTO=LL python")
     effect = effect_of(found, "nccl", "tuned", "tok_s")
     assert effect.verdict == "better"
     assert effect.interval[0] < 0.02 < effect.interval[1]
+
+
+def test_two_percent_of_a_single_launch_are_not_claimed(tmp_path: Path) -> None:
+    tuned = with_effect(FOUNDING_CONTROL, 0.02)
+    found = judged(tmp_path, interleaved([tuned, FOUNDING_EAGLE], every=1))
+    effect = effect_of(found, "nccl", "tuned", "tok_s")
+    assert effect.verdict == "undecided"
+    assert certain(effect.reason).startswith("the difference rests on one launch (t0001)")
 
 
 def test_only_variables_that_stay_out_are_taken_out_in_the_command(tmp_path: Path) -> None:
@@ -112,22 +120,19 @@ def test_drift_as_large_as_the_effect_does_not_make_one(tmp_path: Path) -> None:
     effect = effect_of(found, "nccl", "founding-six", "tok_s")
     assert effect.verdict in ("equivalent", "undecided")
     assert abs(effect.effect) < 0.005
-    assert certain(found.drift_per_hour) < -0.02
+    assert 0.02 < certain(found.drift) < 0.06
 
 
 def test_a_sweep_without_a_repeat_claims_what_no_luck_of_launches_explains(tmp_path: Path) -> None:
     runs = [Run(arm=FOUNDING_CONTROL, role="control"), *(Run(arm=arm) for arm in (*STEPS, *SIX))]
     found = judged(tmp_path, runs)
     assert found.speculation_pays.verdict == "worse"
-    assert (
-        "every configuration was launched once: launches are assumed to differ by 8 %"
-        in found.speculation_pays.sentence
-    )
-    assert {side.interval_covers for side in found.sides} == {"blocks of one launch only"}
+    assert "no chain or plain server was launched twice" in found.speculation_pays.sentence
+    assert {side.interval_covers for side in found.sides} == {"blocks and launches by the prior"}
     of_nccl = [f.effect for f in found.factors if f.dimension == "nccl" and f.metric in ("tok_s", "verify_ms")]
-    assert {certain(effect).verdict for effect in of_nccl} == {"undecided"}
-    assert "blocks of one launch only" in printed(found)
-    assert "not differences between launches" in page(found)
+    assert not {certain(effect).verdict for effect in of_nccl} & {"better", "worse"}
+    assert "spread of launches from other machines" in printed(found)
+    assert "taken from other machines" in page(found)
 
 
 def test_an_interrupted_trial_that_was_measured_again_is_no_alarm(tmp_path: Path) -> None:
@@ -142,13 +147,34 @@ def test_an_interrupted_trial_that_was_measured_again_is_no_alarm(tmp_path: Path
     assert "measured again as t0003" in page(found)
 
 
-def test_the_best_is_judged_by_runs_that_did_not_choose_it(tmp_path: Path) -> None:
-    runs = interleaved(STEPS, every=1)
-    chosen = judged(tmp_path / "a", runs)
-    again = judged(tmp_path / "b", [*runs, Run(arm=STEPS[2], role="incumbent"), Run(arm=STEPS[2], role="incumbent")])
-    assert "chosen among 3" in chosen.speculation_pays.selection
-    assert "its later runs only" in again.speculation_pays.selection
-    assert certain(again.speculation_pays.effect).num_launches[0] == 2
+def test_the_best_was_chosen_and_its_interval_is_wider_for_it(tmp_path: Path) -> None:
+    found = judged(tmp_path, interleaved(STEPS, every=1))
+    assert "chosen among 3" in found.speculation_pays.selection
+    best, *others = [side for side in found.sides if side.speculates]
+
+    def reach(side: Side) -> float:
+        low, high = certain(side.interval)
+        return (side.tok_s - low) / (high - side.tok_s)
+
+    assert reach(best) > 1.15 * max(map(reach, others))
+
+
+def test_an_outlier_launch_makes_no_claim(tmp_path: Path) -> None:
+    runs = interleaved([*STEPS, *SIX], every=1)
+    odd = next(place for place, run in enumerate(runs) if run.arm == SIX[1])
+    runs[odd] = replace(runs[odd], slow=0.10)
+    found = judged(tmp_path, runs)
+    for metric in ("tok_s", "verify_ms"):
+        assert effect_of(found, "nccl", "founding-six", metric).verdict in ("equivalent", "undecided")
+
+
+def test_a_search_that_was_cut_off_has_no_verdict_on_what_it_has_not_measured(tmp_path: Path) -> None:
+    runs = interleaved(STEPS[:2], every=1)
+    cut = judged(tmp_path / "cut", runs, num_configurations=30)
+    assert cut.speculation_pays.verdict == "undecided"
+    assert "the search was cut off after 2 speculative configurations" in certain(cut.speculation_pays.reason)
+    whole = judged(tmp_path / "whole", runs)
+    assert whole.speculation_pays.verdict == "worse"
 
 
 def test_nccl_that_does_not_serve_decode_is_not_exercised(tmp_path: Path) -> None:
