@@ -16,6 +16,7 @@ from ray_jobs.first_spec.compose import FirstSpec, compose
 from ray_jobs.first_spec.found import Gpus, look_at_gpus, read_model, sglang_version
 from sweeps import SpecsweepError
 from sweeps.engines.sglang.versions import SUPPORTED
+from sweeps.foreign_text import one_line, print_error
 from sweeps.spec.document import SpecError
 from sweeps.spec.reading import SHIPPED, parse_spec
 
@@ -30,9 +31,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.i
         first = _first_spec(arguments)
         _write(first, arguments.out, own_prompts=arguments.prompts is not None)
     except SpecsweepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
-    print(f"wrote {arguments.out}:", *(f"  - {choice}" for choice in first.choices), sep="\n")
+    print(f"wrote {arguments.out}:", *(f"  - {one_line(choice)}" for choice in first.choices), sep="\n")
     print(f"  - {_says_sglang(arguments.python)}")
     print(f"next: specsweep dry-run {arguments.out}, then specsweep check {arguments.out}")
     return 0

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sweeps import __version__
+from sweeps.foreign_text import one_line
 from sweeps.measure.records import Finding
 from sweeps.measure.rows import record_findings
 from sweeps.results.tables import SCHEMA_VERSION, ResultsFolder, TableError
@@ -98,7 +99,7 @@ def tell_damage(opened: OpenedResults, earlier: Earlier, rebuilt: str | None) ->
     if rebuilt is not None:
         findings.append(Finding(event="study_rebuilt", detail=rebuilt))
     for finding in findings:
-        print(f"{finding.event.replace('_', ' ')}: {finding.detail}", flush=True)
+        print(one_line(f"{finding.event.replace('_', ' ')}: {finding.detail}"), flush=True)
     seen = list(earlier.observations)
     if seen and findings:
         at_s = max((block.started_s + block.wall_s for each in seen for block in each.blocks), default=0.0)

@@ -19,6 +19,7 @@ from ray.job_submission import JobSubmissionClient
 
 from ray_jobs.upload import LIMIT_BYTES, Upload, plan_upload
 from sweeps import SpecsweepError, __version__
+from sweeps.foreign_text import print_error
 from sweeps.spec.document import SpecError
 from sweeps.spec.reading import find_spec, read_spec
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.s
         upload = _checked(arguments)
         return _submit(arguments, upload, rest)
     except SpecsweepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
 
 
