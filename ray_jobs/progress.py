@@ -22,6 +22,7 @@ from sweeps.search.study import SweepStudy
 
 _LOG_WIDTH = 160
 _MIN_S_BETWEEN_BLOCK_LINES = 10.0
+_MIN_S_BETWEEN_SCREENS = 0.25
 _SHOWN = 12
 
 
@@ -41,6 +42,9 @@ class SweepProgress:
         self._began_s = now_s()
         self._line_s = self._began_s
         self._num_before = len(study.observations)
+        self._num_ended = sum(seen.status != "running" for seen in study.observations)
+        self._places = {seen.trial.trial_id: place for place, seen in enumerate(study.observations, start=1)}
+        self._shown_s: float | None = None
         self._num_blocks = study.spec.workload.blocks
         self._live: Live | None = None
         self._bar = Progress(
@@ -58,10 +62,12 @@ class SweepProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self._show()
             self._live.stop()
             self._live = None
 
     def started(self, trial: PlannedTrial) -> None:
+        self._places.setdefault(trial.trial_id, len(self._places) + 1)
         self._refresh()
 
     def block_done(self, trial: PlannedTrial, block: BlockSummary, decision: Decision) -> None:
@@ -70,6 +76,7 @@ class SweepProgress:
             self._say(f"{self._head(trial)} | block {block.block_index + 1}/{self._num_blocks} | {_figures(block)}")
 
     def ended(self, trial: PlannedTrial, outcome: Outcome) -> None:
+        self._num_ended += 1
         self._refresh()
         if self._live is None:
             said = outcome.status if outcome.reason is None else f"{outcome.status}: {outcome.reason}"
@@ -114,7 +121,7 @@ class SweepProgress:
         return len(self._study.observations) + self._study.trials_left
 
     def _head(self, trial: PlannedTrial) -> str:
-        place = 1 + [seen.trial.trial_id for seen in self._study.observations].index(trial.trial_id)
+        place = self._places[trial.trial_id]
         marks = [*(() if trial.role == "candidate" else (trial.role,)), *_pinned(trial)]
         role = f" ({', '.join(marks)})" if marks else ""
         return f"trial {place} of at most {self._num_expected} {trial.trial_id}{role} | {trial.configuration.label}"
@@ -138,12 +145,18 @@ class SweepProgress:
         return " | ".join(parts)
 
     def _left_s(self) -> float | None:
-        ended = sum(seen.status != "running" for seen in self._study.observations)
-        done = ended - self._num_before
-        return None if done <= 0 else (self._now_s() - self._began_s) / done * (self._num_expected - ended)
+        done = self._num_ended - self._num_before
+        return None if done <= 0 else (self._now_s() - self._began_s) / done * (self._num_expected - self._num_ended)
 
     def _refresh(self) -> None:
-        ended = sum(seen.status != "running" for seen in self._study.observations)
+        """Draw the live table anew, at most as often as it is looked at: it costs time over all trials so far."""
+        if self._live is None or (self._shown_s is not None and self._now_s() - self._shown_s < _MIN_S_BETWEEN_SCREENS):
+            return
+        self._show()
+
+    def _show(self) -> None:
+        self._shown_s = self._now_s()
+        ended = self._num_ended
         self._bar.update(
             self._task, completed=ended, total=max(self._num_expected, ended), description=one_line(self._state())
         )
