@@ -18,7 +18,7 @@ from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.replay.recording import Recording
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.simulated.expected_cycle import intervened
-from sweeps.engines.simulated.machine_profile import Drafter, Interaction, MachineProfile, read_profile
+from sweeps.engines.simulated.machine_profile import Drafter, Fault, Interaction, MachineProfile, read_profile
 from sweeps.engines.simulated.nccl_choice import all_reduce_us, choose
 from sweeps.spec.model import SearchSpec, SweepSpec
 from sweeps.spec.names import DEFAULT_NCCL_SET
@@ -70,6 +70,7 @@ class Landscape:
     search: str
     sets: str = ""
     drafter: str = "kimi-k2.5-eagle3"
+    further_drafters: tuple[str, ...] = ()
     noise: float = 1.0
     holds: bool | None = True
     """Whether every assumption of the cycle model does; None: nobody knows."""
@@ -82,11 +83,12 @@ class Landscape:
     @cached_property
     def spec(self) -> SweepSpec:
         """The sweep without a sampler, pruner, seed or budget."""
+        drafters = ", ".join(f"{name}: {name}" for name in (self.drafter, *self.further_drafters))
         text = (
             f"sweep: {self.name}\n"
             f"engine: {{kind: simulated, machine: {self.machine}, noise: {self.noise}}}\n"
             f"nccl_sets:{self.sets or ' {}'}\n"
-            f"drafters: {{{self.drafter}: {self.drafter}}}\n"
+            f"drafters: {{{drafters}}}\n"
             f"search:\n  {self.search}\n"
             f"workload: {_WORKLOAD}\n"
             "control: {every: 0, incumbent: false}\n"
@@ -260,6 +262,51 @@ def _uneven_launches(profile: MachineProfile) -> MachineProfile:
     return replace(profile, noise=replace(profile.noise, launch=0.01, block=0.005))
 
 
+def _restless(profile: MachineProfile) -> MachineProfile:
+    """Quiet blocks, launches 3 % apart."""
+    return replace(profile, noise=replace(profile.noise, launch=0.03, block=0.002))
+
+
+def _two_branches(profile: MachineProfile) -> MachineProfile:
+    return replace(profile, noise=replace(profile.noise, launch=0.002, block=0.002, launch_branches=0.05))
+
+
+def _slow_first_blocks(profile: MachineProfile) -> MachineProfile:
+    return replace(profile, noise=replace(profile.noise, warmup=0.3))
+
+
+def _one_set_matters(profile: MachineProfile) -> MachineProfile:
+    """By 3 %, among seven that change nothing."""
+    bend = Interaction(when={"env.NCCL_MAX_NCHANNELS": "16"}, factor="verify_ms", scale=0.97)
+    return replace(profile, interactions=(*profile.interactions, bend))
+
+
+def _uneven_topk(profile: MachineProfile) -> MachineProfile:
+    bends = tuple(
+        Interaction(when={"eagle_topk": topk}, factor="accept_length", scale=scale)
+        for topk, scale in (("2", 0.93), ("4", 1.06))
+    )
+    return replace(profile, interactions=(*profile.interactions, *bends))
+
+
+def _hanging(profile: MachineProfile) -> MachineProfile:
+    """A third of the configurations hang at their launch."""
+    faults = tuple(
+        Fault(when=when, kind="hang_nccl_init", stage="nccl_init", message="NCCL does not come up", source="landscape")
+        for when in ({"env.NCCL_PROTO": "LL", "eagle_topk": "2"}, {"env.NCCL_P2P_LEVEL": "SYS", "eagle_topk": "4"})
+    )
+    return replace(profile, faults=(*profile.faults, *faults))
+
+
+def _three_drafters(profile: MachineProfile) -> MachineProfile:
+    first = profile.drafters["kimi-k2.5-eagle3"]
+    others = {
+        name: replace(first, accept_length=tuple(1.0 + scale * (each - 1.0) for each in first.accept_length))
+        for name, scale in (("shorter", 0.94), ("longer", 1.03))
+    }
+    return replace(profile, drafters={**profile.drafters, **others})
+
+
 def _drafting(search: SearchSpec) -> SearchSpec:
     return replace(search, num_steps=tuple(each for each in search.num_steps if each))
 
@@ -292,8 +339,13 @@ _LARGE = f"""num_steps: [0, 1, 2, 3, 4, 5, 6, 7, 8]
   args: {{schedule-conservativeness: ["0.5", "1.0"]}}"""
 
 
-def _turin(name: str, **options: object) -> Landscape:
-    return Landscape(name=name, machine=_TURIN, sets=TURIN_SETS, search=f"{TREES}\n  nccl: {ALL_SETS}", **options)  # type: ignore[arg-type]
+def _turin(name: str, *, reverse_sets: bool = False, **options: object) -> Landscape:
+    sets = (
+        "[no-p2p, no-infiniband, graph-file, p2p-sys-tree, p2p-sys-ll, ll, p2p-sys, default]"
+        if reverse_sets
+        else ALL_SETS
+    )
+    return Landscape(name=name, machine=_TURIN, sets=TURIN_SETS, search=f"{TREES}\n  nccl: {sets}", **options)  # type: ignore[arg-type]
 
 
 LANDSCAPES: Mapping[str, Landscape | Replay] = {
@@ -316,6 +368,26 @@ LANDSCAPES: Mapping[str, Landscape | Replay] = {
         _turin("broken-launches", holds=False, bend=_uneven_launches),
         Landscape(
             name="h200-x2-restless", machine=_H200_X2, drafter="mini", sets=X2_SETS, search=_X2_SEARCH, holds=False
+        ),
+        _turin("launches-3", holds=False, bend=_restless),
+        _turin("two-branches", holds=False, bend=_two_branches),
+        _turin("slow-first-blocks", bend=_slow_first_blocks),
+        _turin("uneven-topk", bend=_uneven_topk),
+        _turin("hanging", bend=_hanging),
+        _turin("default-last", reverse_sets=True),
+        Landscape(
+            name="sparse",
+            machine=_PCIE,
+            sets=INERT_SETS,
+            search=f"{TREES}\n  nccl: {_INERT}",
+            bend=_one_set_matters,
+        ),
+        Landscape(
+            name="three-drafters",
+            machine=_H200,
+            further_drafters=("shorter", "longer"),
+            search="num_steps: [0, 1, 2, 3, 5, 7]\n  drafter: [kimi-k2.5-eagle3, shorter, longer]",
+            bend=_three_drafters,
         ),
         Landscape(name="turin-2000", machine=_TURIN, sets=TURIN_SETS, search=_LARGE),
         Replay(name="h200-replay", recording="h200_kimi_mini_v1"),

@@ -64,13 +64,15 @@ BUDGET_LAUNCHES = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One sweep: the incumbent's shortfall against the true best, whenever it changed."""
+    """One sweep, its last control and the winner's second launch included: how far the incumbent was below the best."""
 
     times_s: tuple[float, ...]
     shortfalls: tuple[float, ...]
     ended_s: float
     stop_reason: str
     certified: bool
+    """At the end: the last control and the second launch of the winner did not withdraw it."""
+    withdrawn: int
     best_pruned: bool
     suggest_ms: tuple[float, ...]
     """CPU time of each suggestion, refits included; wall time would measure who else is on the machine."""
@@ -177,9 +179,7 @@ def _run(
                 shortfalls.append(1.0 - values.get(incumbent, 0.0) / values[best])
             trial = study.ask()
             suggested.append(1000.0 * (time.thread_time() - began))
-            if trial is None or (
-                study.stop_reason is not None and trial.role == "control" and len(study.observations) > 1
-            ):
+            if trial is None:
                 break
             outcome = _measure(study, engine, trial, block, rng, live, decided)
             launches += outcome.relaunched is not False
@@ -189,12 +189,14 @@ def _run(
                 own = values[trial.configuration]
                 best_pruned |= own == values[best] and own > (1.0 + _TIE) * values.get(incumbent, 0.0)
     sampler = study.study.sampler
+    withdrawn = sum(found.event == "certificate_withdrawn" for found in study.drain_findings())
     return Run(
         times_s=tuple(times),
         shortfalls=tuple(shortfalls),
         ended_s=before_s + engine.now_s(),
         stop_reason=study.stop_reason or "",
         certified=(study.stop_reason or "").startswith("P("),
+        withdrawn=withdrawn,
         best_pruned=best_pruned,
         suggest_ms=tuple(suggested),
         prune_ms=tuple(decided),
@@ -211,6 +213,7 @@ def _spec(landscape: Landscape | Replay, policy: Policy, seed: int, *, switch_in
     return replace(
         spec,
         engine=replace(spec.engine, switch_in_place=switch_in_place, states=A_LAUNCH_EACH),
+        control=replace(spec.control, incumbent=True),
         study=replace(
             spec.study,
             sampler=policy.sampler,

@@ -32,6 +32,7 @@ REFUSED = "pcie-refused"
 MEANT_FOR: Mapping[str, tuple[str, ...]] = {
     "first_chain": ("pcie-eagle3", "turin"),
     "untested_topk": ("broken-nccl-topk", "turin"),
+    "unlaunched_sets": ("sparse", "slow-first-blocks", "turin"),
     "settling": ("turin", "turin-noise-x4"),
     "bound": ("pcie-eagle3", "turin"),
     "noisy_launches": ("broken-launches",),

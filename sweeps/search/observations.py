@@ -76,12 +76,29 @@ class DecidingPruner(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certainty:
+    """How sure a sampler is of its incumbent."""
+
+    probability: float | None = None
+    """None while it cannot be told."""
+    error: float | None = None
+    """Monte Carlo standard error of it; None if it was not estimated."""
+    lacks: str | None = None
+    """What has to be measured before it can be told."""
+
+    def __str__(self) -> str:
+        if self.probability is None:
+            return f"cannot be told: {self.lacks}"
+        return f"{self.probability:.3f}" + ("" if self.error is None else f" +- {self.error:.3f}")
+
+
 @runtime_checkable
 class CertifyingSampler(Protocol):
     """A sampler that can tell how sure it is. `SweepStudy` stops a sweep on it (`study.stop_probability`)."""
 
-    def probability_within(self, within: float) -> float | None:
-        """P(the incumbent is within this share of the best configuration); None while it cannot be told."""
+    def certainty(self, within: float) -> Certainty:
+        """P(the incumbent is within this share of the best configuration), or why it cannot be told."""
         ...
 
 

@@ -19,7 +19,7 @@ from optuna.storages import BaseStorage
 
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, FailureKind, Finding, Outcome, PlannedTrial, Role, name_trial
-from sweeps.search.observations import CertifyingSampler, Observation, Observations, RecommendingSampler
+from sweeps.search.observations import Certainty, CertifyingSampler, Observation, Observations, RecommendingSampler
 from sweeps.search.optuna_study import InvalidSuggestion, OptunaStudy, Proposal
 from sweeps.search.samplers import Search, build_search
 from sweeps.search.schedule import Schedule, is_served_alone
@@ -188,7 +188,7 @@ class SweepStudy:
 
     def _candidate(self) -> PlannedTrial | None:
         if (reached := self._schedule.budget_reached()) is not None:
-            self._enter("closing", reached)
+            self._enter("closing", reached + self._uncertified())
             return None
         if (certified := self._certified()) is not None:
             self._enter("checking", certified)
@@ -228,11 +228,23 @@ class SweepStudy:
 
     def _control_or_incumbent(self, role: Role) -> PlannedTrial | None:
         """A control, or the incumbent again: no trials of the Optuna study. None if the control is the incumbent."""
-        configuration = self.space.control if role == "control" else self.incumbent
-        if configuration is None or (role == "incumbent" and configuration == self.space.control):
+        configuration = self.space.control if role == "control" else self._winner()
+        if configuration is None:
             return None
         number = self.observations.next_number(role)
         return self._planned(name_trial(role, number), role, None, configuration, self.space.suggestion(configuration))
+
+    def _winner(self) -> Configuration | None:
+        """What is launched again beside a control: the incumbent, or if that does not speculate, the best that does.
+
+        Only drafting servers show what launches of drafting servers differ by.
+        """
+        incumbent = self.incumbent
+        if incumbent is None or incumbent.speculates:
+            return incumbent
+        drafting = [member for member in self._members if member.speculates]
+        best = self.observations.incumbent(self._metric, among=drafting)
+        return incumbent if best is None and incumbent != self.space.control else best
 
     def _planned(
         self, name: str, role: Role, number: int | None, configuration: Configuration, requested: Suggestion
@@ -250,16 +262,21 @@ class SweepStudy:
         )
 
     def _certified(self) -> str | None:
-        wanted, probability = self.spec.study.stop_probability, self._certainty()
-        if wanted is None or probability is None or probability < wanted:
+        wanted, certainty = self.spec.study.stop_probability, self._certainty()
+        if wanted is None or certainty is None or certainty.probability is None or certainty.probability < wanted:
             return None
-        return f"P(incumbent within {self.spec.study.stop_within:.1%} of the best) = {probability:.3f} >= {wanted}"
+        return f"P(incumbent within {self.spec.study.stop_within:.1%} of the best) = {certainty} >= {wanted}"
 
-    def _certainty(self) -> float | None:
+    def _certainty(self) -> Certainty | None:
         sampler = self.study.sampler
         if not isinstance(sampler, CertifyingSampler):
             return None
-        return sampler.probability_within(self.spec.study.stop_within)
+        return sampler.certainty(self.spec.study.stop_within)
+
+    def _uncertified(self) -> str:
+        """Why a sweep that was to end as certain does not; empty if it was not to."""
+        certainty = self._certainty() if self.spec.study.stop_probability is not None else None
+        return "" if certainty is None else f"; P(incumbent within {self.spec.study.stop_within:.1%}) {certainty}"
 
     def _enter(self, phase: Phase, reason: str | None = None) -> None:
         """Change the phase, and say why the search stops."""
@@ -273,9 +290,7 @@ class SweepStudy:
         newest = list(self.observations)[-1].trial
         if self._phase != "checking" or newest.role != "incumbent" or self._certified() is not None:
             return False
-        probability = self._certainty()
-        now = "cannot be told" if probability is None else f"is {probability:.3f}"
-        detail = f"{newest.configuration.label} was launched again, and P(incumbent within stop_within) {now}"
+        detail = f"{newest.configuration.label} was launched again{self._uncertified()}"
         self._findings.append(Finding(event="certificate_withdrawn", detail=detail))
         return True
 

@@ -81,6 +81,7 @@ def test_within_is_when_the_incumbent_comes_to_stay() -> None:
         ended_s=5.0,
         stop_reason="",
         certified=False,
+        withdrawn=0,
         best_pruned=False,
         suggest_ms=(),
         prune_ms=(),

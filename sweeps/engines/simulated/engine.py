@@ -208,6 +208,7 @@ class SimulatedEngine:
         drift = 1.0 + noise.drift_per_hour * self._clock_s / 3600.0
         drafting = 1.0 if server.configuration.speculates else 0.0
         launch = math.exp(math.hypot(noise.launch, drafting * noise.drafting_launch) * scale * server.luck)
+        launch *= math.exp(math.copysign(noise.launch_branches / 2.0, server.luck) * scale)
         block = math.exp(math.hypot(noise.block, drafting * noise.drafting_block) * scale * rng.standard_normal())
         return Conditions(
             started_s=self._clock_s,

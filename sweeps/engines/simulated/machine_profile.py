@@ -156,6 +156,8 @@ class Noise:
     cold_tau_s: float
     drift_per_hour: float = 0.0
     """Linear slowing, for landscapes."""
+    launch_branches: float = 0.0
+    """Launches fall on two branches that are this far apart, relative; for landscapes."""
     drafting_launch: float = 0.0
     """Launch to launch where drafts are made, beside `launch`: a small model's drafting waits for the host."""
     drafting_block: float = 0.0

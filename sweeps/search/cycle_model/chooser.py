@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sweeps.search.cycle_model.beliefs import Beliefs
 from sweeps.search.cycle_model.launch_cost import trial_seconds
 from sweeps.search.cycle_model.terms import Floats
+from sweeps.search.observations import Certainty
 from sweeps.spec.space import Configuration
 
 _ENOUGH = 0.95
@@ -22,6 +23,8 @@ was chosen is not recorded."""
 _FAR_OFF = 0.08
 """An untested top-k is left untested if it is predicted to be slower than the incumbent by more than this share. A
 guess: half or 1.5 times of it changes no median by more than 9 % (docs/search.md, constants)."""
+_FAILED_LAUNCHES = 2
+"""Failures after which an NCCL set counts as launched. A guess: one may be due to the rest of the configuration."""
 _NEAR_BEST = 0.98
 """Sets whose expected gain is at least this share of the largest count as equally good first launches."""
 _LONG_SHOT = 0.999
@@ -41,12 +44,16 @@ class Chooser:
             if member.speculates:
                 self._with_same_settings.setdefault(member.nccl_and_server_settings, []).append(member)
 
-    def probability_within(self, within: float) -> float | None:
-        """P(the incumbent is within this share of the best); None while a top-k is to be tested or nothing is known."""
+    def certainty(self, within: float) -> Certainty:
+        """P(the incumbent is within this share of the best), or what has to be measured before it can be told."""
         beliefs = self._beliefs
-        if beliefs.posterior() is None or beliefs.incumbent() is None or self._untested_topk() is not None:
-            return None
-        return float(np.mean(~beliefs.draws_where_incumbent_loses(within)))
+        if beliefs.posterior() is None or beliefs.incumbent() is None:
+            return Certainty(lacks="no candidate has been measured to its end")
+        if (challenger := self._unlaunched_set()) is not None:
+            return Certainty(lacks=f"the NCCL set {challenger.nccl_set} was never launched")
+        if (challenger := self._untested_topk()) is not None:
+            return Certainty(lacks=f"top-k {challenger.eagle_topk} was not tested with nccl {challenger.nccl_set}")
+        return beliefs.certainty(within)
 
     def next_configuration(self) -> Configuration | None:
         """The longest chain first; then the most likely to settle the search, per GPU second of its cost.
@@ -64,8 +71,10 @@ class Chooser:
             return None
         loses = beliefs.draws_where_incumbent_loses(study.stop_within)
         wanted = study.stop_probability or _ENOUGH
-        if loses.mean() <= 1.0 - wanted and (challenger := self._untested_topk()) is not None:
-            return challenger
+        if loses.mean() <= 1.0 - wanted:
+            challenger = self._unlaunched_set() or self._untested_topk()
+            if challenger is not None:
+                return challenger
         return candidates[int(self._scores(candidates, loses).argmax())]
 
     def _scores(self, candidates: Sequence[Configuration], loses: NDArray[np.bool_]) -> Floats:
@@ -125,6 +134,24 @@ class Chooser:
         else:
             same = [member for member in chains if (member.nccl_env, member.args) == (control.nccl_env, control.args)]
         return max(same or chains, key=lambda member: member.num_steps, default=None)
+
+    def _unlaunched_set(self) -> Configuration | None:
+        """The most promising member of the NCCL sets that act and were never measured; None if there is none.
+
+        Effects of sets share a scale, so a few sets that change nothing would make the model sure of all others. A set
+        that failed _FAILED_LAUNCHES times in different configurations is given up.
+        """
+        beliefs, model = self._beliefs, self._beliefs.model
+        if not beliefs.rules.unlaunched_sets:
+            return None
+        launched: dict[object, int] = {}
+        for seen in beliefs.observations:
+            if seen.kind != "interrupted":
+                own = model.known_representative(seen.trial.configuration).nccl_env
+                tells = _FAILED_LAUNCHES if seen.blocks else 1
+                launched[own] = launched.get(own, 0) + tells
+        unseen = [member for member in self._open() if launched.get(member.nccl_env, 0) < _FAILED_LAUNCHES]
+        return max(unseen, key=beliefs.mean, default=None)
 
     def _untested_topk(self) -> Configuration | None:
         """The untested top-k value most likely to reveal an interaction with the incumbent's NCCL set and arguments.

@@ -146,6 +146,10 @@ class CycleModel:
     def row(self, configuration: Configuration) -> int:
         return self._rows[configuration]
 
+    def known_representative(self, configuration: Configuration) -> Configuration:
+        """As `representative`; a configuration outside the space is its own."""
+        return self.representative(configuration) if configuration in self._rows else configuration
+
     def representative(self, configuration: Configuration) -> Configuration:
         """The member that is measured for it, which may be itself."""
         return self.members[int(self.representatives[self._rows[configuration]])]

@@ -24,7 +24,7 @@ from sweeps.search.cycle_model.beliefs import Beliefs
 from sweeps.search.cycle_model.chooser import Chooser
 from sweeps.search.cycle_model.model import DRAWS
 from sweeps.search.cycle_model.rules import Rules
-from sweeps.search.observations import Observation, Observations
+from sweeps.search.observations import Certainty, Observation, Observations
 from sweeps.spec.space import Configuration, Space
 
 
@@ -73,9 +73,9 @@ class CycleModelSampler(BaseSampler):
         """The measured configuration with the highest posterior mean; None while none has ended."""
         return self.beliefs.incumbent()
 
-    def probability_within(self, within: float) -> float | None:
-        """P(the incumbent is within this share of the best configuration); None while it cannot be told."""
-        return self._chooser.probability_within(within)
+    def certainty(self, within: float) -> Certainty:
+        """P(the incumbent is within this share of the best configuration), or why it cannot be told."""
+        return self._chooser.certainty(within)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return {

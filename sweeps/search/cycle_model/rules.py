@@ -14,6 +14,8 @@ class Rules:
     """The first candidate is the longest chain: its accept histogram tells the accept length of all shorter ones."""
     untested_topk: bool = True
     """Before the search stops, the incumbent's NCCL set is measured at another top-k."""
+    unlaunched_sets: bool = True
+    """Before the search stops, each NCCL set that acts is launched once."""
     settling: bool = True
     """Once the incumbent is probably right, only draws in which it is not are scored."""
 

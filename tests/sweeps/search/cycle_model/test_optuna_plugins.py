@@ -52,7 +52,9 @@ def test_they_are_what_the_study_asks_for() -> None:
     assert isinstance(sampler, RecommendingSampler)
     assert isinstance(CycleBoundPruner(sampler.beliefs), DecidingPruner)
     assert sampler.incumbent() is None
-    assert sampler.probability_within(0.01) is None
+    certainty = sampler.certainty(0.01)
+    assert certainty.probability is None
+    assert str(certainty) == "cannot be told: no candidate has been measured to its end"
 
 
 def test_the_control_comes_first_and_then_the_largest_chain() -> None:
@@ -78,6 +80,8 @@ def test_it_finds_the_best_and_stops_by_itself_before_the_grid() -> None:
     assert study.stop_reason is not None
     assert study.stop_reason.startswith("P(incumbent within 1.0% of the best) = ")
     assert len(measured) < 0.6 * len(study.space.configurations())
+    assert {each.nccl_set for each in measured} == set(NCCL_MS), "no set is certified away"
+    assert " +- " in study.stop_reason, "with its Monte Carlo error"
 
 
 def test_a_trial_that_cannot_win_is_pruned_with_its_numbers() -> None:
