@@ -215,7 +215,7 @@ def _varying(
     for name in names:
         values = list(dict.fromkeys(_value(point, name) for point in everything if _applies(point, name)))
         if name in _TREE:
-            values.sort(key=int)
+            values.sort(key=lambda value: -1 if value == _UNSET else int(value))
         if name == "num_draft_tokens" and draft_tokens_are_derived(everything):
             continue
         wanted = control.get(name) or _UNSET
