@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from analysis.data.load import Results
@@ -46,6 +47,8 @@ class Factor:
     note: str | None
     """What else changes with the value."""
     num_pairs: int
+    by_accept_length: bool = False
+    """Communication only: most of a difference in throughput comes from accept length, not from the cycle."""
 
 
 def observe(results: Results, metric: str) -> Fitted:
@@ -127,12 +130,15 @@ def _factors_of(
     trees = {point.settings["num_draft_tokens"] for pair in pairs for point in pair}
     if dimension in ("num_steps", "eagle_topk") and len(trees) > 1:
         notes.append("the number of draft tokens changes too")
+    by_chance = False
     for metric in FACTOR_METRICS:
         seen = observed[metric]
         usable = [pair for pair in pairs if all(point.configuration_id in seen.cells.keys for point in pair)]
         effect = None
         if usable:
             effect = compare(seen, _weights(usable))
+        if effect is not None and metric == "tok_s" and _communicates(dimension):
+            by_chance = _by_accept_length(observed, usable, effect)
         if effect is not None and idle is not None:
             effect = not_exercised(effect, idle)
         elif effect is not None and results.pinned and metric in ("tok_s", "accept_length"):
@@ -150,6 +156,7 @@ def _factors_of(
             reason=reason,
             note="; ".join(notes) or None,
             num_pairs=len(usable),
+            by_accept_length=by_chance and metric == "tok_s",
         )
 
 
@@ -162,13 +169,7 @@ def _judged(found: Sequence[Factor]) -> Iterator[Factor]:
     judged = [
         factor if factor.effect is None else replace(factor, effect=next(verdicts[_family(factor)])) for factor in found
     ]
-    same_verify = {
-        (factor.dimension, factor.value)
-        for factor in judged
-        if factor.metric == "verify_ms" and factor.effect is not None and factor.effect.verdict == "equivalent"
-    }
-    for factor in judged:
-        yield _by_cycle_only(factor) if (factor.dimension, factor.value) in same_verify else factor
+    yield from (_by_cycle_only(factor) if factor.by_accept_length else factor for factor in judged)
 
 
 def _family(factor: Factor) -> tuple[str, bool]:
@@ -176,14 +177,26 @@ def _family(factor: Factor) -> tuple[str, bool]:
     return factor.metric, _communicates(factor.dimension)
 
 
+def _by_accept_length(observed: Mapping[str, Fitted], pairs: Sequence[tuple[Point, Point]], effect: Effect) -> bool:
+    """Whether less than half of a difference in throughput is in the cycle, which does not show it by itself."""
+    timed = observed.get("cycle_ms")
+    if timed is None or not all(point.configuration_id in timed.cells.keys for pair in pairs for point in pair):
+        return False
+    cycle = compare(timed, _weights(pairs))
+    if cycle is None:
+        return False
+    gain = -np.log1p(cycle.effect) * np.sign(effect.effect)
+    shows = cycle.interval[1] < 0 if effect.effect > 0 else cycle.interval[0] > 0
+    return not shows and gain < abs(np.log1p(effect.effect)) / 2
+
+
 def _by_cycle_only(factor: Factor) -> Factor:
-    """Communication acts on throughput through the cycle alone; what accept length did beside it is luck."""
-    claims = factor.effect is not None and factor.effect.verdict in ("better", "worse")
-    if factor.effect is None or factor.metric != "tok_s" or not _communicates(factor.dimension) or not claims:
+    """Communication acts on throughput through the cycle alone: accept length differs by chance."""
+    if factor.effect is None or factor.effect.verdict not in ("better", "worse"):
         return factor
     reason = (
-        "the difference comes from accept length; NCCL settings cannot change accept length, and verify time is "
-        "equivalent, so no effect is claimed"
+        "the difference comes from accept length; NCCL settings cannot change accept length, and the cycle does not "
+        "show it, so no effect is claimed"
     )
     return replace(factor, effect=withheld(factor.effect, reason))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.judge.cells import Array, Cells
-from analysis.judge.mixed_model import Cell, Posterior, fit
+from analysis.judge.mixed_model import Cell, Posterior, fit, follow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ def fit_cells(
     Args:
         settings: configuration id -> its dimensions, as `factors.Point.settings`.
         launches_matter: False for accept length, which depends on prompts and not on the launch.
-        whole: throughput of the same cells, whose drift is taken out of a time before the model is fitted.
+        whole: throughput of the same cells, whose spreads and drift a time follows.
     """
     cells = cells.positive()
     influences = cells.influences()
@@ -63,14 +63,14 @@ def fit_cells(
     if launches_matter and len(cells):
         described = [_describe(cells, row, settings, kinds[row], float(noise[row])) for row in range(len(cells))]
         values = cells.log_values()
-        if whole is not None and whole.posterior is not None:
-            drift = dict(
-                zip(zip(whole.cells.keys, whole.cells.launches, strict=True), whole.posterior.drift, strict=True)
-            )
-            mean = float(whole.posterior.drift.mean())
-            own = zip(cells.keys, cells.launches, strict=True)
-            values = values + np.array([drift.get(cell, mean) - mean for cell in own])
-        posterior = fit(described, values)
+        places: dict[tuple[str, str], int] = {}
+        if whole is not None:
+            places = {cell: row for row, cell in enumerate(zip(whole.cells.keys, whole.cells.launches, strict=True))}
+        own = list(zip(cells.keys, cells.launches, strict=True))
+        if whole is not None and whole.posterior is not None and all(cell in places for cell in own):
+            posterior = follow(whole.posterior, described, values, [places[cell] for cell in own])
+        else:
+            posterior = fit(described, values)
     return Fitted(
         cells=cells,
         posterior=posterior,

@@ -106,6 +106,10 @@ class Posterior:
     """Launches that the data single out -> by how many standard deviations they miss what all others predict."""
     drift: Array
     """(cells,) at the mode."""
+    drift_covariance: Array
+    """(cells, cells) of `drift`, at the mode."""
+    parameters: Array
+    """(G, 7) of the components, on their own scales: logarithms, and the logit of the share."""
     scales: Mapping[str, float]
     """Parameter -> posterior median."""
 
@@ -277,12 +281,19 @@ class _Model:
         self.outliers[worst] = away[worst]
         return found, information
 
-    def drift(self, theta: Array) -> Array:
-        """(cells,) mean of the drift, steps included."""
+    def drift(self, theta: Array) -> tuple[Array, Array]:
+        """(cells,) mean of the drift, steps included, and its covariance."""
         total, _ = self.parts(theta)
         own = np.exp(2 * theta[6]) * self.walked + self.stepped
-        found: Array = own @ np.linalg.solve(total, self.values)
-        return found
+        solved = np.linalg.solve(total, np.column_stack([self.values, own]))
+        return own @ solved[:, 0], own - own @ solved[:, 1:]
+
+    def surplus(self, theta: Array) -> float:
+        """Variance of the values over what the model expects, main effects set apart; at least 1."""
+        total, _ = self.parts(theta)
+        inverse = np.linalg.inv(total)
+        left = len(self.values) - float(np.trace(self.fixed[np.ix_(self.rows, self.rows)] @ inverse))
+        return max(1.0, float(self.values @ inverse @ self.values) / max(left, 1.0))
 
 
 def fit(cells: Sequence[Cell], values: Array) -> Posterior:
@@ -301,6 +312,7 @@ def fit(cells: Sequence[Cell], values: Array) -> Posterior:
     points, weights = _integrate(model, free, information)
     found = [model.posterior(model.whole(point)) for point in points]
     mode = model.whole(free)
+    drift, drift_covariance = model.drift(mode)
     launches = list(dict.fromkeys(cell.launch for cell in cells))
     own = {name: np.array([cell.launch == name for cell in cells]) for name in launches}
     doubting = {name: model.posterior(mode, doubted=rows) for name, rows in own.items()} if len(launches) > 1 else {}
@@ -311,8 +323,45 @@ def fit(cells: Sequence[Cell], values: Array) -> Posterior:
         covariances=np.array([covariance for _, covariance in found]),
         doubting=doubting,
         outliers=model.outliers,
-        drift=model.drift(mode),
+        drift=drift,
+        drift_covariance=drift_covariance,
+        parameters=np.array([model.whole(point) for point in points]),
         scales=_medians(model, points, weights),
+    )
+
+
+def follow(whole: Posterior, cells: Sequence[Cell], values: Array, rows: Sequence[int]) -> Posterior:
+    """The posterior of a part of the cycle, whose spreads are taken from the whole: the controls have no such part.
+
+    Drift is taken out with its own uncertainty. A part that varies more than the whole has wider intervals by as much.
+
+    Args:
+        values: log of a time; `whole` is of throughput.
+        rows: of each cell, the place of the same cell in `whole`.
+    """
+    model = _Model(cells, values + whole.drift[rows] - whole.drift.mean())
+    launches = list(dict.fromkeys(cell.launch for cell in cells))
+    own = {name: np.array([cell.launch == name for cell in cells]) for name in launches}
+    doubted = [np.outer(own[name], own[name]) for name in whole.outliers if name in own]
+    model.base = model.base + whole.drift_covariance[np.ix_(rows, rows)] + DOUBT**2 * sum(doubted)
+    still = np.log(1e-6)
+    points = whole.parameters.copy()
+    points[:, NAMES.index("drift")] = still
+    found = [(*model.posterior(point), model.surplus(point)) for point in points]
+    middle = points[int(np.argmax(whole.weights))]
+    return Posterior(
+        configurations=model.names,
+        weights=whole.weights,
+        means=np.array([mean for mean, _, _ in found]),
+        covariances=np.array([surplus * covariance for _, covariance, surplus in found]),
+        doubting={name: model.posterior(middle, doubted=of_launch) for name, of_launch in own.items()}
+        if len(launches) > 1
+        else {},
+        outliers=whole.outliers,
+        drift=np.zeros(len(cells)),
+        drift_covariance=np.zeros((len(cells), len(cells))),
+        parameters=points,
+        scales=whole.scales,
     )
 
 

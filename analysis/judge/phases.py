@@ -1,8 +1,8 @@
-"""Where a cycle's time goes, per configuration, and how much of the target's verify is communication."""
+"""Where a cycle's time goes, per configuration, and how much of it is communication."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -10,6 +10,10 @@ import polars as pl
 from analysis.data.load import Results
 from analysis.judge.cells import Cells
 from analysis.judge.factors import Point
+from sweeps.results.nccl_acts import may_act
+
+_DEFAULT = "default"
+"""The NCCL set without a variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,19 +38,29 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """Kernel time by kind inside the target's verify (or decode step), from profiler windows."""
+    """Kernel time by profiler windows: by kind inside the target's verify (or decode step), communication by phase."""
 
     label: str
+    by_nccl: bool
+    """NCCL does the all-reduces of the traced launches, or may. False: another kernel does."""
     us_by_kind: Mapping[str, float]
     share: float
-    """Of all kernel time in the phase."""
+    """Of all kernel time in verify."""
+    us_by_phase: Mapping[str, float]
+    """Communication alone: draft and extend reduce over the GPUs, too."""
     cycle_ms: float
     tok_s: float
 
     @property
-    def most_tok_s(self) -> float:
-        """Throughput if communication cost nothing: no NCCL setting can win more."""
-        return self.tok_s * self.cycle_ms / (self.cycle_ms - self.us_by_kind.get("communication", 0.0) / 1000)
+    def ms(self) -> float:
+        """Communication of a whole cycle."""
+        return sum(self.us_by_phase.values()) / 1000
+
+    @property
+    def most_tok_s(self) -> float | None:
+        """Throughput if communication took no time. None if its kernels, side by side, add up to the whole cycle."""
+        left_ms = self.cycle_ms - self.ms
+        return self.tok_s * self.cycle_ms / left_ms if left_ms > 0 else None
 
 
 def phases(point: Point, totals: Mapping[str, Cells]) -> Phases:
@@ -71,24 +85,46 @@ def phases(point: Point, totals: Mapping[str, Cells]) -> Phases:
     )
 
 
-def communication(results: Results, shown: Phases) -> Communication | None:
-    """Of one configuration, averaged over its traces. None where no trace covers it or nothing was timed."""
+def communication(results: Results, shown: Sequence[Phases], settings: Mapping[str, Point]) -> Communication | None:
+    """Of the first of `shown` that has a trace, those first whose all-reduces NCCL does with its own choices.
+
+    Such a trace bounds what NCCL settings can win. Without one, the trace of another NCCL set or of another kernel is
+    the best there is. None if no trace covers a configuration whose cycle was timed.
+
+    Args:
+        settings: by configuration id.
+    """
     if results.kernels.is_empty():
         return None
-    trials = results.trials.filter(pl.col("configuration_id") == shown.configuration_id)
-    kernels = results.kernels.filter(
-        (pl.col("phase") == "verify") & pl.col("trial_id").is_in(trials["trial_id"].to_list())
-    )
-    traces = kernels["trial_id"].n_unique()
-    total = float(kernels["us_per_cycle"].sum())
+    traced = results.trials.filter(pl.col("trial_id").is_in(results.kernels["trial_id"].unique().implode()))
+    by_nccl = traced.filter([may_act(each) for each in traced["all_reduce"]])
+    default = [each for each in shown if settings[each.configuration_id].settings["nccl"] == _DEFAULT]
+    for trials, candidates, served in ((by_nccl, default, True), (by_nccl, shown, True), (traced, shown, False)):
+        for each in candidates:
+            found = _communication(results, trials, each, by_nccl=served)
+            if found is not None:
+                return found
+    return None
+
+
+def _communication(results: Results, trials: pl.DataFrame, shown: Phases, *, by_nccl: bool) -> Communication | None:
+    """Of one configuration, averaged over its traces among `trials`."""
+    own = trials.filter(pl.col("configuration_id") == shown.configuration_id)["trial_id"]
+    kernels = results.kernels.filter(pl.col("trial_id").is_in(own.implode()))
+    verify = kernels.filter(pl.col("phase") == "verify")
+    total = float(verify["us_per_cycle"].sum())
     if not total or shown.cycle_ms is None or shown.tok_s is None:
         return None
-    kinds = kernels.group_by("kind").agg(pl.col("us_per_cycle").sum() / traces).sort("us_per_cycle", descending=True)
-    by_kind = dict(kinds.iter_rows())
+    traces = verify["trial_id"].n_unique()
+    mean = pl.col("us_per_cycle").sum() / traces
+    by_kind = dict(verify.group_by("kind").agg(mean).sort("us_per_cycle", descending=True).iter_rows())
+    reduces = kernels.filter(pl.col("kind") == "communication")
     return Communication(
         label=shown.label,
+        by_nccl=by_nccl,
         us_by_kind=by_kind,
         share=by_kind.get("communication", 0.0) * traces / total,
+        us_by_phase=dict(reduces.group_by("phase").agg(mean).sort("us_per_cycle", descending=True).iter_rows()),
         cycle_ms=shown.cycle_ms,
         tok_s=shown.tok_s,
     )

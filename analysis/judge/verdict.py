@@ -11,8 +11,10 @@ import polars as pl
 
 from analysis.data.load import Excluded, Results
 from analysis.judge.anchors import ServerDrift, server_drift
+from analysis.judge.apart import apart
 from analysis.judge.break_even import BreakEven, break_even
 from analysis.judge.cells import all_cells
+from analysis.judge.confirmed import Confirmation, confirmation
 from analysis.judge.costs import Cost, cost
 from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level, product_interval, withheld
 from analysis.judge.factors import FACTOR_METRICS, Factor, Point, factors, observe, observe_all, points, step_chain
@@ -55,7 +57,7 @@ class Pays:
     speculative: Side | None
     plain: Side | None
     selection: str
-    """How choosing the best of many is accounted for."""
+    """How choosing the best of many is accounted for, and what else the two sides differ in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,8 @@ class SweepVerdict:
     control: Side | None
     best: Side | None
     best_reason: str
+    confirmation: Confirmation | None
+    """The winner launched by itself against its state in a server of many; None if it was not both."""
     speculation_pays: Pays
     by_concurrency: tuple[AtConcurrency, ...]
     """Ascending; () where the sweep measured one alone. Everything else is about the one that the search decided on."""
@@ -129,10 +133,15 @@ def verdict(results: Results) -> SweepVerdict:
     plain = _fastest(sides, speculates=False)
     pays = _pays(results, throughput, sides, speculative, plain)
     best, best_reason = _best(results, sides, control)
+    held = None
+    if best is not None:
+        held = confirmation(results, throughput, best.configuration_id, control.configuration_id if control else None)
+    if best is not None and held is not None and not held.confirmed:
+        best_reason, best = _unconfirmed(best, held), None
     shown = {point.configuration_id: phases(point, totals) for point in everything}
     needed, needed_reason = _break_even(results, speculative, plain, observed)
     chain = [shown[point.configuration_id] for point in _chain(everything, speculative)]
-    traced = (shown[side.configuration_id] for side in (speculative, plain, *sides) if side is not None)
+    traced = [shown[side.configuration_id] for side in (speculative, plain, *sides) if side is not None]
     return SweepVerdict(
         sweep_id=results.sweep_id,
         engine=results.engine,
@@ -141,6 +150,7 @@ def verdict(results: Results) -> SweepVerdict:
         control=control,
         best=best,
         best_reason=best_reason,
+        confirmation=held,
         speculation_pays=pays,
         by_concurrency=_by_concurrency(results),
         concurrency=next(iter(results.concurrencies), None),
@@ -153,7 +163,7 @@ def verdict(results: Results) -> SweepVerdict:
         step_needs=step_needs(chain, baseline_tok_s=plain.tok_s, target_tok_s=results.target_tok_s)
         if plain and needed
         else (),
-        communication=next((found for each in traced if (found := communication(results, each))), None),
+        communication=communication(results, traced, {point.configuration_id: point for point in everything}),
         drift=throughput.drift,
         server_drift=server_drift(results),
         control_runs=_control_runs(results),
@@ -275,6 +285,14 @@ def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tupl
     return top, f"the fastest, but its lead over the control is {effect.verdict}: {effect.reason}"
 
 
+def _unconfirmed(best: Side, held: Confirmation) -> str:
+    return (
+        f"{best.label} led as a state of a server, but is not confirmed: launched by itself "
+        f"({', '.join(held.trial_ids)}) it is {abs(held.apart):.1%} {'faster' if held.apart > 0 else 'slower'} than "
+        f"that state{'' if held.lead_alone is None else f', {held.lead_alone:+.1%} against the control'}"
+    )
+
+
 def _pays(
     results: Results, throughput: Fitted, sides: Sequence[Side], speculative: Side | None, plain: Side | None
 ) -> Pays:
@@ -287,6 +305,8 @@ def _pays(
         reason = "no configuration without speculation has results"
     else:
         effect, selection = _duel(throughput, sides, speculative, plain)
+        others = apart(results, speculative.configuration_id, plain.configuration_id)
+        selection = "; ".join(filter(None, (selection, others)))
         reason = "too few common blocks" if effect is None else effect.reason
         if effect is not None and effect.verdict in ("worse", "equivalent") and not results.search_ended:
             num_measured = sum(side.speculates for side in sides)

@@ -12,6 +12,8 @@ from analysis.judge.phases import Phases
 
 _DEEPER = 3
 """Step counts shown beyond the largest one that was run."""
+_STRAIGHT = 0.03
+"""Share of a cycle by which a step count may miss the line, up to which the line speaks for step counts not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,8 @@ def ms_to_break_even(today: Phases, *, baseline_tok_s: float) -> float | None:
 def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: float | None) -> tuple[StepNeed, ...]:
     """Accuracy needed by step count, each with the cycle time that such a chain takes.
 
+    Step counts that were not run are there only if those that were lie on a line.
+
     Args:
         chain: configurations that differ in their step count alone, at top-k 1.
     """
@@ -74,18 +78,18 @@ def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: 
     if not timed:
         return ()
     steps = sorted(timed)
-    cycles = [timed[each].cycle_ms for each in steps]
+    cycles = [cycle_ms for each in steps if (cycle_ms := timed[each].cycle_ms) is not None]
     further: list[int] = []
-    slope = intercept = 0.0
-    if len(steps) > 1:
-        slope, intercept = map(float, np.polyfit(steps, np.array(cycles, dtype=float), 1))
-        if slope < 0:  # more steps are never less work: what was run says no more than its mean
-            slope, intercept = 0.0, float(np.mean(np.array(cycles, dtype=float)))
+    line = _line(steps, cycles)
+    if line is not None:
         further = [each for each in range(steps[0], steps[-1] + _DEEPER + 1) if each not in timed]
     needs = []
     for num_steps in sorted([*steps, *further]):
         known = timed.get(num_steps)
-        cycle_ms = known.cycle_ms if known is not None and known.cycle_ms is not None else intercept + slope * num_steps
+        cycle_ms = known.cycle_ms if known is not None else None
+        if cycle_ms is None:
+            assert line is not None
+            cycle_ms = line[0] + line[1] * num_steps
         wanted = accept_length_for(baseline_tok_s, cycle_ms=cycle_ms)
         needs.append(
             StepNeed(
@@ -100,3 +104,15 @@ def step_needs(chain: Sequence[Phases], *, baseline_tok_s: float, target_tok_s: 
             )
         )
     return tuple(needs)
+
+
+def _line(steps: Sequence[int], cycles_ms: Sequence[float]) -> tuple[float, float] | None:
+    """Intercept and slope (never below 0: more steps are never less work); None if the points are not on a line."""
+    if len(steps) < 2:
+        return None
+    at, ms = np.array(steps, dtype=float), np.array(cycles_ms)
+    slope, intercept = map(float, np.polyfit(at, ms, 1))
+    if slope < 0:
+        slope, intercept = 0.0, float(ms.mean())
+    missed = np.abs(intercept + slope * at - ms) / ms
+    return (intercept, slope) if float(missed.max()) <= _STRAIGHT else None

@@ -32,6 +32,7 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         "communication": None
         if verdict.communication is None
         else {**asdict(verdict.communication), "most_tok_s": verdict.communication.most_tok_s},
+        "winner_alone": None if verdict.confirmation is None else asdict(verdict.confirmation),
         "drift": verdict.drift,
         "drift_inside_servers": None
         if verdict.server_drift is None

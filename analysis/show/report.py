@@ -29,6 +29,7 @@ from analysis.show.wording import (
     crossover,
     drift_inside,
     hours,
+    launched_alone,
     percent,
     verdict_words,
 )
@@ -121,7 +122,7 @@ def _tiles(verdict: SweepVerdict) -> str:
         tiles.append(_tile("accept length today", value, f"break-even at {needed.accept_length:.2f}"))
     if verdict.communication is not None:
         share = f"{verdict.communication.share:.1%}"
-        tiles.append(_tile("communication in verify", share, "of kernel time: the most that NCCL can win"))
+        tiles.append(_tile("communication in verify", share, "of kernel time"))
     grid = verdict.cost.exhaustive_grid
     note = "" if grid is None else f"a full grid: {hours(grid)}"
     tiles.append(_tile("cost", f"{hours(verdict.cost.total)} <small>GPU hours</small>", note))
@@ -211,8 +212,7 @@ def _what_if(verdict: SweepVerdict) -> str:
         parts.append("<h3>Accuracy that the drafter needs</h3>")
         parts.append(
             "<p>Accuracy is the chance that a draft token is accepted, given that all tokens before it were. It is "
-            "assumed to be constant along a chain (top-k 1). The cycle time of step counts that were not run is "
-            "estimated by a line through the step counts that were.</p>"
+            "assumed to be constant along a chain (top-k 1). " + _not_run(verdict.step_needs) + "</p>"
         )
         parts.append(_needs_table(verdict.step_needs))
     parts.append("<h3>Next milliseconds to save</h3>")
@@ -235,8 +235,8 @@ def _what_if(verdict: SweepVerdict) -> str:
 def _launch(verdict: SweepVerdict) -> str:
     title = "Launch the winner"
     if verdict.best is None:
-        return _section(title, f"{verdict.best_reason}.".capitalize())
-    text = f"{verdict.best.label}: {verdict.best_reason}.{command_note(verdict)}"
+        return _section(title, f"{verdict.best_reason[:1].upper()}{verdict.best_reason[1:]}.")
+    text = f"{verdict.best.label}: {verdict.best_reason}.{launched_alone(verdict)}{command_note(verdict)}"
     command = verdict.best.launch_command or "the engine gave no command"
     return _section(title, text, f"<pre>{escape(_broken(command))}</pre>")
 
@@ -309,6 +309,17 @@ def _names(verdict: SweepVerdict) -> dict[str, str]:
 def _today(verdict: SweepVerdict) -> Phases | None:
     side = verdict.speculation_pays.speculative
     return next((each for each in verdict.phases if side and each.configuration_id == side.configuration_id), None)
+
+
+def _not_run(needs: Sequence[StepNeed]) -> str:
+    """What the table holds beside the step counts that were run."""
+    if any(need.estimated for need in needs):
+        return (
+            "The cycle time of step counts that were not run is estimated by a line through the step counts that were."
+        )
+    if len(needs) > 1:
+        return "The cycle times of the step counts that were run do not lie on a line, so no other is estimated."
+    return "One step count was run, so no other is estimated."
 
 
 def _needs_table(needs: Sequence[StepNeed]) -> str:

@@ -16,6 +16,7 @@ from analysis.show.wording import (
     crossover,
     hours,
     interval_heading,
+    launched_alone,
     percent,
     verdict_words,
 )
@@ -39,6 +40,9 @@ def print_short_form(verdict: SweepVerdict, console: Console) -> None:
     if pays.selection:
         console.print(cell(pays.selection, style="dim"))
     console.print(Group(*_tables(verdict)))
+    if verdict.confirmation is not None:
+        name = verdict.names[verdict.confirmation.configuration_id]
+        console.print(cell(f"{name}:{launched_alone(verdict)}"))
     for line in _lines(verdict):
         console.print(cell(line))
     if verdict.best is not None:

@@ -51,14 +51,34 @@ def percent(value: float) -> str:
 
 
 def communication_bound(found: Communication) -> str:
-    """The most that any communication setting can win."""
-    comm_ms = found.us_by_kind.get("communication", 0.0) / 1000
-    if not comm_ms:
-        return "Verify has no communication, so no NCCL setting can make it faster."
+    """The most that communication settings can win."""
+    if not found.ms:
+        return "No cycle has communication, so no NCCL setting can make it faster."
+    phases = ", ".join(f"{phase} {us / 1000:.2f} ms" for phase, us in found.us_by_phase.items())
+    told = (
+        f"Communication is {found.share:.1%} of the kernel time in verify, and {found.ms:.2f} ms of a cycle of "
+        f"{found.cycle_ms:.1f} ms ({phases}), by the trace of {found.label}."
+    )
+    if not found.by_nccl:
+        return f"{told} Another kernel than NCCL's does these all-reduces, so this does not bound what NCCL can win."
+    if found.most_tok_s is None:
+        return f"{told} Its kernels run beside others, so this does not bound what NCCL can win."
     return (
-        f"Communication is {found.share:.1%} of the kernel time in verify ({comm_ms:.2f} ms of a cycle of "
-        f"{found.cycle_ms:.1f} ms). Without it, {found.tok_s:.1f} tok/s would become at most {found.most_tok_s:.1f} "
-        f"({found.most_tok_s / found.tok_s - 1:+.1%}). No NCCL setting can win more than that."
+        f"{told} Without communication, {found.tok_s:.1f} tok/s would become {found.most_tok_s:.1f} "
+        f"({found.most_tok_s / found.tok_s - 1:+.1%}): NCCL settings cannot win more than that."
+    )
+
+
+def launched_alone(verdict: SweepVerdict) -> str:
+    """How far the winner's own launch is from its state; empty if it was not both."""
+    held = verdict.confirmation
+    if held is None:
+        return ""
+    low, high = held.interval
+    lead = "" if held.lead_alone is None else f" Against the control it is {held.lead_alone:+.1%}."
+    return (
+        f" Launched by itself ({', '.join(held.trial_ids)}), it is {held.apart:+.2%} against its state in a server of "
+        f"many (paired by block, 95% interval {low:+.2%} to {high:+.2%}).{lead}"
     )
 
 

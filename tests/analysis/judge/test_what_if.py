@@ -58,9 +58,17 @@ def test_steps_that_did_not_run_take_their_cycle_from_the_line() -> None:
 
 
 def test_more_steps_are_never_estimated_cheaper() -> None:
-    slower, faster = (replace(cycle(steps), cycle_ms=cycle_ms) for steps, cycle_ms in ((1, 5.0), (3, 4.6)))
+    slower, faster = (replace(cycle(steps), cycle_ms=cycle_ms) for steps, cycle_ms in ((1, 5.0), (3, 4.9)))
     needs = step_needs([slower, faster], baseline_tok_s=82.2, target_tok_s=None)
-    assert [need.cycle_ms for need in needs if need.estimated] == pytest.approx([4.8] * 4)
+    assert [need.cycle_ms for need in needs if need.estimated] == pytest.approx([4.95] * 4)
+
+
+@pytest.mark.parametrize("cycles_ms", [(6.7, 9.4, 5.5), (5.0, 4.6), (5.0, 5.1, 6.4)])
+def test_nothing_is_estimated_by_points_that_are_not_on_a_line(cycles_ms: tuple[float, ...]) -> None:
+    chain = [replace(cycle(steps), cycle_ms=cycle_ms) for steps, cycle_ms in enumerate(cycles_ms, start=1)]
+    needs = step_needs(chain, baseline_tok_s=82.2, target_tok_s=None)
+    assert [need.num_steps for need in needs] == list(range(1, len(cycles_ms) + 1))
+    assert not any(need.estimated for need in needs)
 
 
 def test_one_step_count_gives_no_line() -> None:
