@@ -59,9 +59,7 @@ def _tables(verdict: SweepVerdict) -> list[RenderableType]:
 
 
 def _configurations(verdict: SweepVerdict) -> Table:
-    table = Table(
-        title="Configurations, fastest first (after correction for drift)", title_justify="left", header_style="bold"
-    )
+    table = Table(title="Configurations, fastest first (drift is taken out)", title_justify="left", header_style="bold")
     table.add_column("configuration", overflow="fold")
     for name in (
         "tok/s",

@@ -304,3 +304,51 @@ def test_the_share_of_communication_bounds_what_nccl_can_win(tmp_path: Path) -> 
     found = certain(verdict(load(root)).communication)
     assert found.share == pytest.approx(3 / 27)
     assert found.most_tok_s == pytest.approx(found.tok_s * found.cycle_ms / (found.cycle_ms - 3.0))
+
+
+def test_communication_of_draft_and_extend_counts_and_the_defaults_trace_is_taken(tmp_path: Path) -> None:
+    runs = interleaved([SIX[2], STEPS[1]], every=1)
+    root = write_sweep(tmp_path / "r", runs, QUIET)
+    for number, run in enumerate(runs):
+        if run.arm.num_steps:
+            us = 3000.0 if run.arm.nccl == "default" else 20000.0
+            keys = {"sweep_id": "s1", "trial_id": f"t{number:04d}", "attempt": 1, "calls_per_cycle": 1.0, "kernel": "k"}
+            parts = [("verify", us), ("draft", 200.0), ("extend", 100.0)]
+            rows = [keys | {"phase": phase, "kind": "communication", "us_per_cycle": each} for phase, each in parts]
+            write_part(ResultsFolder(root), "kernels", rows, trial_id=f"t{number:04d}", attempt=1)
+    found = certain(verdict(load(root)).communication)
+    assert found.label == STEPS[1].label
+    assert found.by_nccl
+    assert found.ms == pytest.approx(3.3)
+    assert certain(found.most_tok_s) == pytest.approx(found.tok_s * found.cycle_ms / (found.cycle_ms - 3.3))
+
+
+def test_a_real_gain_in_the_draft_phase_is_a_gain(tmp_path: Path) -> None:
+    slow = tuple(replace(arm, draft_ms=6.0) for arm in STEPS)
+    fast = tuple(replace(arm, draft_ms=3.0, nccl="tuned") for arm in STEPS)
+    found = judged(tmp_path, interleaved([*slow, *fast, *slow, *fast], every=1))
+    assert effect_of(found, "nccl", "tuned", "draft_ms").verdict == "better"
+    assert effect_of(found, "nccl", "tuned", "tok_s").verdict == "better"
+
+
+@pytest.mark.parametrize(("alone", "confirmed"), [(1.0, True), (0.5, False)])
+def test_a_winner_must_hold_when_it_is_launched_by_itself(tmp_path: Path, alone: float, confirmed: bool) -> None:
+    fast = Arm(num_steps=4, accept_length=4.0, draft_ms=1.0, verify_ms=29.0, extend_ms=0.3)
+    states = [Run(arm=STEPS[0]), Run(arm=fast, relaunched=False)]
+    again = Run(arm=replace(fast, verify_ms=fast.verify_ms / alone), role="incumbent")
+    found = judged(tmp_path, [Run(arm=FOUNDING_CONTROL, role="control"), *states, again])
+    held = certain(found.confirmation)
+    assert held.confirmed == confirmed
+    assert held.trial_ids == ("t0003",)
+    assert (found.best is None) != confirmed
+    assert "t0003" in page(found)
+    assert confirmed or "is not confirmed: launched by itself (t0003)" in found.best_reason
+
+
+def test_what_else_the_two_sides_differ_in_stands_beside_the_verdict(tmp_path: Path) -> None:
+    runs = [
+        replace(run, columns={"args": {"attention-backend": "triton"}}) if run.arm.num_steps else run
+        for run in interleaved(STEPS, every=1)
+    ]
+    selection = judged(tmp_path, runs).speculation_pays.selection
+    assert "the two also differ in attention-backend (triton with speculation, not set without)" in selection
