@@ -8,7 +8,6 @@
   deviation and more, because drafting adds host time. A share of it belongs to each drafting by itself.
 - communicator: an NCCL set in a server that holds several sets.
 - drift: a line and a random walk over the cells of a node, and steps if the data ask for them (another host or clock).
-- a launch that the data single out may be off by DOUBT for a reason of its own.
 
 All of it is Gaussian given seven parameters (standard deviations, and the share). Their posterior is found by its mode
 and integrated by importance sampling around it. Priors are log-normal; `_PRIORS` gives medians, widths and sources.
@@ -16,7 +15,6 @@ and integrated by importance sampling around it. Priors are log-normal; `_PRIORS
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,14 +50,13 @@ _STEP = 0.1
 """Prior standard deviation of a step of the drift: another host or another clock, up to some 20 %."""
 _EVIDENCE = 3.0
 """Gain in log evidence, beyond the choice among all places, that a step must bring: odds of 20."""
-_MOST_STEPS_OF_DRIFT = 4
+_MOST_STEPS_OF_DRIFT = 1
+"""Two steps around one launch would call its spread a drift."""
 DOUBT = 0.12
 """Standard deviation by which a single launch may be off for a reason of its own. Launches of one configuration
 differed by 11.5 % on two H200 (`recordings/h200_x2_nccl_v1`), and the founding case's baseline by 7.9 % without a known
 cause."""
 _MOST_OUTLIERS = 3
-_LAUNCHES_PER_OUTLIER = 6
-"""Launches of a kind for each that may be singled out: of five that differ by much, two are no outliers."""
 _STARTS = np.array([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3.0], [0, 1.6, 1.6, 0, 0, 0, 0]])
 """From the prior's centre: as it is, with a drift of 0.6 % a cell, and with chains and trees that differ by 5 %.
 Launches and drift can each explain what the other does, so the posterior may have several modes."""
@@ -257,29 +254,26 @@ class _Model:
         self.stepped = self.stepped + height * np.outer(columns[:, best], columns[:, best])
         return True
 
-    def add_outlier(self, free: Array) -> tuple[Array, Array] | None:
-        """Doubt the launch that the others predict least, if that is worth its evidence; the new mode, else None."""
+    def name_outlier(self, free: Array) -> bool:
+        """Name the launch that all others predict least, if doubting it is worth its evidence. False if none is left.
+
+        The model is not changed by it: which of two launches that contradict each other is the odd one, it cannot know.
+        """
         theta = self.whole(free)
         own = {cell.launch: np.array([each.launch == cell.launch for each in self.cells]) for cell in self.cells}
-        kinds = {cell.launch: cell.kind for cell in self.cells}
-        count, taken = Counter(kinds.values()), Counter(kinds[name] for name in self.outliers)
-        full = {kind for kind in count if taken[kind] >= count[kind] // _LAUNCHES_PER_OUTLIER}
-        away = {
-            name: each
-            for name, each in _deviations_of_launches(self, theta, own).items()
-            if kinds[name] not in full and name not in self.outliers
-        }
+        found = _deviations_of_launches(self, theta, own)
+        away = {name: each for name, each in found.items() if name not in self.outliers}
         if not away:
-            return None
+            return False
         worst = max(away, key=lambda name: abs(away[name]))
         before, base = self.loss(free), self.base
         self.base = base + DOUBT**2 * np.outer(own[worst], own[worst])
-        found, information = self.mode(free)
-        if before - self.loss(found) < np.log(len(own)) + _EVIDENCE:
-            self.base = base
-            return None
+        after = self.loss(self.mode(free)[0])
+        self.base = base
+        if before - after < np.log(len(own)) + _EVIDENCE:
+            return False
         self.outliers[worst] = away[worst]
-        return found, information
+        return True
 
     def drift(self, theta: Array) -> tuple[Array, Array]:
         """(cells,) mean of the drift, steps included, and its covariance."""
@@ -305,10 +299,8 @@ def fit(cells: Sequence[Cell], values: Array) -> Posterior:
         if not model.add_step(model.whole(free)):
             break
         free, information = model.mode(free)
-    for _ in range(_MOST_OUTLIERS):
-        if (doubted := model.add_outlier(free)) is None:
-            break
-        free, information = doubted
+    while len(model.outliers) < _MOST_OUTLIERS and model.name_outlier(free):
+        pass
     points, weights = _integrate(model, free, information)
     found = [model.posterior(model.whole(point)) for point in points]
     mode = model.whole(free)

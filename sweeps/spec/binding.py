@@ -8,7 +8,7 @@ switches between them while it is idle. The calls are the same in SGLang 0.5.16 
 | speculation or none                  | process start | another worker serves it, and a drafter is loaded         |
 | drafter                              | process start | weights of the draft worker                               |
 | steps and draft tokens               | graph capture | each pair has graphs; the server starts with the largest  |
-| top-k                                | graph capture | likewise, if the spec names the attention backend;        |
+| top-k                                | graph capture | likewise, with `engine.states.top_k` and a named backend; |
 |                                      | process start | else SGLang chooses an attention backend by top-k         |
 | NCCL set                             | graph capture | a graph replays the communicator that it was captured with |
 | SGLang's custom all-reduce or NCCL   | graph capture | likewise                                                  |

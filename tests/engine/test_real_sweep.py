@@ -55,7 +55,7 @@ def test_sweep_over_steps_and_topk(algorithm: str, document: dict[str, Any], tmp
         assert dict(row["effective"])["num_steps"] == str(row["num_steps"])
     relaunched = sorted(row["relaunched"] for row in candidates)
     in_place = [False] * 5 + [True] if algorithm == "EAGLE3" else [True] * 6
-    assert relaunched == in_place, "only EAGLE has states; one server holds both values of top-k"
+    assert relaunched == in_place, "only EAGLE has states; one server holds both values of top-k, as the spec asks"
     for row in candidates:
         assert not [word for word in row["command"] if word.startswith(str(ROOT))], "a command for any machine"
     _texts_agree(folder)

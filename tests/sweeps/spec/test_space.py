@@ -207,11 +207,11 @@ def test_each_kind_of_state_is_switched_off_by_itself(states: StatesSpec, keys: 
 @pytest.mark.parametrize(
     ("args", "states", "keys"),
     [
-        ({"attention-backend": "triton"}, StatesSpec(), 2),
-        ({"attention_backend": "triton"}, StatesSpec(), 2),
-        ({"attention-backend": "triton"}, StatesSpec(top_k=False), 3),
-        ({"attention-backend": "triton"}, StatesSpec(trees=False), 3),
-        ({"speculative-draft-attention-backend": "triton"}, StatesSpec(), 3),
+        ({"attention-backend": "triton"}, StatesSpec(top_k=True), 2),
+        ({"attention_backend": "triton"}, StatesSpec(top_k=True), 2),
+        ({"attention-backend": "triton"}, StatesSpec(), 3),
+        ({"attention-backend": "triton"}, StatesSpec(top_k=True, trees=False), 3),
+        ({"speculative-draft-attention-backend": "triton"}, StatesSpec(top_k=True), 3),
     ],
 )
 def test_top_k_is_a_state_if_the_attention_backend_does_not_depend_on_it(

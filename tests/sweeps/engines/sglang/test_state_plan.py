@@ -68,7 +68,12 @@ def test_a_tree_starts_with_the_most_steps_and_the_most_draft_tokens() -> None:
 
 def test_several_top_k_start_with_the_largest() -> None:
     space = space_of(num_steps=(2, 5), eagle_topk=(1, 4), num_draft_tokens=(8,))
-    space = Space(replace(space.spec, engine=replace(space.spec.engine, args={"attention-backend": "triton"})))
+    space = Space(
+        replace(
+            space.spec,
+            engine=replace(space.spec.engine, args={"attention-backend": "triton"}, states=StatesSpec(top_k=True)),
+        )
+    )
     chain = next(one for one in space.configurations() if one.is_chain)
     plan = planned(space, chain)
     assert (plan.launched.num_steps, plan.launched.eagle_topk, plan.launched.num_draft_tokens) == (5, 4, 8)
