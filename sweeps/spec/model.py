@@ -78,8 +78,8 @@ class StatesSpec:
     trees: bool = True
     """Steps and draft tokens at a top-k above 1; `switch_in_place` decides at top-k 1."""
     top_k: bool = False
-    """Several values of top-k beside each other, if `attention-backend` is fixed in `engine.args`. Off by default: on an
-    H200 one of 18 such states generated wrong text (recordings/h200_miniature_v1)."""
+    """Several values of top-k beside each other, if `attention-backend` is fixed in `engine.args`. Off by default: on
+    an H200 one of 18 such states generated wrong text (recordings/h200_miniature_v1)."""
     max_per_server: AtLeastOne | Literal["auto"] = "auto"
     """States per server; `auto`: as many as the GPUs' memory holds. The rest is served by further launches."""
     init_deadline_s: Positive = 60.0
