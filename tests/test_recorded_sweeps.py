@@ -125,7 +125,7 @@ def test_a_single_gpu_has_nothing_for_nccl_to_win(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
 
     assert main(["report", str(RECORDINGS / LARGE[0]), "--out", str(page)]) == 0
-    assert "Verify has no communication" in page.read_text(encoding="utf-8")
+    assert "No cycle has communication" in page.read_text(encoding="utf-8")
 
 
 def test_anchors_at_no_steps_stand_around_every_step_count_of_the_switched_chain() -> None:

@@ -79,7 +79,7 @@ class OptunaStudy:
         return Proposal(handle=handle, requested=self._suggest(handle))
 
     def propose_this(self, configuration: Configuration) -> Proposal:
-        """A trial of `configuration`, or of one that a killed driver had enqueued."""
+        """A trial of `configuration`."""
         wanted = self._space.suggestion(configuration)
         self.study.enqueue_trial({name: value for name, value in wanted.items() if is_free(self._space, name)})
         return self.propose()
@@ -170,6 +170,10 @@ class OptunaStudy:
                 self._known_invalid.add(frozenset(frozen.user_attrs["invalid"].items()))
             if frozen.state == TrialState.RUNNING:
                 self._settle(frozen)
+        # A driver that was killed between enqueueing a trial and asking for it: `ask` would hand that one out first, and
+        # every later trial would be one behind.
+        for _ in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._fail(self.study.ask(), DRIVER_DIED)
         if self._spec.study.sampler.name == "grid":
             for requested, reason in self._space.invalid():
                 if frozenset(requested.items()) not in self._known_invalid:

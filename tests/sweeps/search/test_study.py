@@ -449,3 +449,19 @@ def drive_one(study: SweepStudy, held: HeldEngine, context: Any) -> bool:
         result = measurement.advance()
     study.tell(trial, result)
     return True
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_a_trial_that_a_killed_driver_had_enqueued_is_not_handed_out(sampler: str, tmp_path: Path) -> None:
+    spec = stub_spec(f"study: {{sampler: {{name: {sampler}}}}}\n")
+    storage = optuna.storages.InMemoryStorage()
+    killed = study_of(spec, storage=storage)
+    first = killed.space.configurations()[0]
+    killed.study.enqueue_trial(dict(killed.space.suggestion(first)))
+
+    study = study_of(spec, storage=storage)
+    trials = drive(study, HeldEngine(StubEngine()), stub_context(spec, tmp_path))
+
+    measured = [trial.configuration for trial in trials if trial.role == "candidate"]
+    assert len(measured) == len(set(measured))
+    assert not study.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
