@@ -170,7 +170,7 @@ class OptunaStudy:
                 self._known_invalid.add(frozenset(frozen.user_attrs["invalid"].items()))
             if frozen.state == TrialState.RUNNING:
                 self._settle(frozen)
-        # A driver that was killed between enqueueing a trial and asking for it: `ask` would hand that one out first, and
+        # Left by a driver that was killed between enqueueing a trial and asking for it. `ask` hands it out first, and
         # every later trial would be one behind.
         for _ in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self._fail(self.study.ask(), DRIVER_DIED)
