@@ -73,8 +73,9 @@ without effect is called better or worse, in percent of sweeps. Errors are two s
 missed if the figure lies beyond it by more than that. Phases are timed in a quarter of the sweeps. Levels are true at
 the mean of the drift over all trials.
 `oracle found`: by least squares that knows every spread and the drift; nothing that must learn these finds more.
-`pays denied`: a sweep that was stopped early says that speculation does not pay. The table has the scenes that were run
-since the model of launches came in; `verdicts_paired` below has nearly all, over the analysis before.""",
+`pays denied`: a sweep that was stopped early says that speculation does not pay. Each scene was run
+20 times only, so two standard errors are 10 to 22 points for shares of sweeps. `verdicts_paired` below is the analysis
+before.""",
     "verdicts_paired": """The same bench over the analysis of pairs and pooled repeats, as it was until 1 December 2026:
 what a model of launches has to beat. Phases were timed in every sweep; the oracle and six later scenes are missing. The
 record was made from the printed figures of that run.""",
