@@ -30,7 +30,7 @@ KINDS = ("plain", "chain", "tree")
 _PRIORS: Mapping[str, tuple[float, float]] = {
     # name: median and width (of the logarithm; of the logit for the share). Recorded launches of one configuration
     # differ by 0.2 % (plain, two H200), 0.3 to 1 % (chains, one H200) and 10 to 12 % (chains, two H200): two widths
-    # cover all of them. A prior of this width counts for about as much as four launches.
+    # cover all of them. Such a prior counts for less than one repeated launch.
     "plain": (0.006, 1.3),
     "chain": (0.01, 1.3),
     "tree": (0.01, 1.3),
@@ -61,7 +61,7 @@ _STARTS = np.array([[0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 3.0], [0, 1.6, 1.6
 """From the prior's centre: as it is, with a drift of 0.6 % a cell, and with chains and trees that differ by 5 %.
 Launches and drift can each explain what the other does, so the posterior may have several modes."""
 _DRAWS = 32
-"""Points of the integral: 64 change no interval by more than 2 % of its width."""
+"""Points of the integral; a guess, not tuned."""
 _WIDER = 1.2
 """Of the normal that is sampled from: parameters have longer tails than the normal at their mode."""
 _MOST_STEPS = 30
