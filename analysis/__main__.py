@@ -11,6 +11,7 @@ from pathlib import Path
 
 from analysis.compare_command import add_compare_parser, run_compare
 from analysis.data.load import load
+from analysis.data.place import at_hand
 from analysis.import_command import add_import_parser, run_import
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
 from analysis.judge.verdict import verdict
@@ -20,6 +21,7 @@ from analysis.show.report import write_report
 from analysis.show.short_form import print_short_form
 from sweeps.command_end import REFUSED, end
 from sweeps.foreign_text import console, print_error, printable
+from sweeps.results.store import is_url
 
 _LOG_WIDTH = 140
 """Columns in a log: the tables fit."""
@@ -48,14 +50,16 @@ def _command(options: argparse.Namespace) -> int:
             return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
             return _verdict(options.results, as_json=options.json, strict=options.strict)
-        return _report(options.results, options.out or options.results / "report.html", strict=options.strict)
+        page = Path("report.html") if is_url(options.results) else Path(options.results) / "report.html"
+        return _report(options.results, options.out or page, strict=options.strict)
     except ValueError as error:
         print_error(error)
         return REFUSED
 
 
-def _report(results: Path, out: Path, *, strict: bool) -> int:
-    judged = verdict(load(results, strict=strict))
+def _report(results: str, out: Path, *, strict: bool) -> int:
+    with at_hand(results) as folder:
+        judged = verdict(load(folder, strict=strict))
     try:
         write_report(judged, out)
     except OSError as error:
@@ -65,8 +69,9 @@ def _report(results: Path, out: Path, *, strict: bool) -> int:
     return 0
 
 
-def _verdict(results: Path, *, as_json: bool, strict: bool) -> int:
-    judged = verdict(load(results, strict=strict))
+def _verdict(results: str, *, as_json: bool, strict: bool) -> int:
+    with at_hand(results) as folder:
+        judged = verdict(load(folder, strict=strict))
     if as_json:
         print(json.dumps(document(judged), indent=2, allow_nan=False))
     else:
@@ -138,10 +143,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="What a sweep's results say.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write one self-contained page, and print its short form")
-    report.add_argument("results", type=Path, help="a results folder")
-    report.add_argument("--out", type=Path, help="the page (report.html in the results folder where absent)")
+    report.add_argument("results", help="a results folder, or the URL of its copy")
+    report.add_argument(
+        "--out", type=Path, help="the page (default: report.html in the results folder; of a URL, in this folder)"
+    )
     judged = commands.add_parser("verdict", help="the verdicts, for people or programs")
-    judged.add_argument("results", type=Path, help="a results folder")
+    judged.add_argument("results", help="a results folder, or the URL of its copy")
     judged.add_argument("--json", action="store_true", help="as JSON")
     for command in (report, judged):
         command.add_argument("--strict", action="store_true", help="a damaged file is an error, not an exclusion")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from analysis.data.load import load
+from analysis.data.place import at_hand
 from analysis.judge.comparison import compare_sweeps
 from analysis.show.comparison import comparison_document, markdown
 
@@ -17,8 +17,8 @@ FAILED = 1
 def add_compare_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The options of the command."""
     parser = commands.add_parser("compare", help="two sweeps of the same work: what B changed against A")
-    parser.add_argument("before", type=Path, metavar="A", help="a results folder")
-    parser.add_argument("after", type=Path, metavar="B", help="a results folder of the same prompts and concurrency")
+    parser.add_argument("before", metavar="A", help="a results folder, or the URL of its copy")
+    parser.add_argument("after", metavar="B", help="the results of the same prompts and concurrency")
     parser.add_argument(
         "--fail-on",
         choices=("worse", "undecided"),
@@ -29,7 +29,8 @@ def add_compare_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
 
 def run_compare(options: argparse.Namespace) -> int:
     """Print the comparison. Returns 0, or 1 for what `--fail-on` names; raises TableError, one line."""
-    found = compare_sweeps(load(options.before), load(options.after))
+    with at_hand(options.before) as before, at_hand(options.after) as after:
+        found = compare_sweeps(load(before), load(after))
     if options.format == "json":
         print(json.dumps(comparison_document(found), indent=2, allow_nan=False))
     else:

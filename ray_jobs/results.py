@@ -28,7 +28,7 @@ from sweeps.spec.reading import fingerprint
 from sweeps.spec.space import Space
 
 _LOCK = "driver.lock"
-_BEGUN = re.compile(r"driver\.lock|spec\.yaml|\.(spec\.yaml|sweep\.json)\.[0-9a-f]+\.tmp|\.probe-\d+")
+_BEGUN = re.compile(r"driver\.lock|\.folder-id|spec\.yaml|\.(spec\.yaml|sweep\.json)\.[0-9a-f]+\.tmp|\.probe-\d+")
 """What a driver that died before it wrote the manifest leaves."""
 _VERSIONS_OF = ("ray", "optuna", "pyarrow", "numpy")
 

@@ -1,8 +1,9 @@
-"""Run one sweep: `python -m ray_jobs.run_sweep SPEC [--results DIR] [--resume] [--dry-run]`.
+"""Run one sweep: `python -m ray_jobs.run_sweep SPEC [--results DIR | --results URL] [--resume] [--dry-run]`.
 
 The same command runs on one machine and under `ray job submit --working-dir . -- python -m ray_jobs.run_sweep SPEC`.
 Exit codes: 0 done, with the control and at least one candidate measured; 1 a trial ended in an unexpected error; 2 the
-sweep could not begin, or the disk is full; 3 it ended and nothing was measured that could be compared; 130 interrupted.
+sweep could not begin, or the disk is full; 3 it ended and nothing was measured that could be compared; 4 it ended well,
+and the URL of `--results` has not got all of it; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
 from ray_jobs.results import OpenedResults, default_root, open_results, tell_damage
+from ray_jobs.stored_results import StoredResults, stored_results
 from sweeps.command_end import end
 from sweeps.engines import open_engine
 from sweeps.foreign_text import console
 from sweeps.measure.trial import recover
 from sweeps.redaction import redacted_variables, redacted_words
+from sweeps.results.store import is_url
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.resume import read_earlier
 from sweeps.search.study import SweepStudy
 from sweeps.search.study_journal import open_study
+from sweeps.spec.document import SpecError
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Configuration, Space
@@ -36,6 +41,17 @@ from sweeps.spec.yaml_text import read_text
 
 NOTHING_MEASURED = 3
 INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a spec asks for."""
+
+    spec: SweepSpec
+    text: str
+    """Of the spec, as it was written."""
+    space: Space
+    blocks: tuple[Block, ...]
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.run_sweep") -> int:
@@ -50,10 +66,23 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.r
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    spec, text, space, blocks = _read(arguments.spec)
-    SweepStudy(spec, space)  # a sampler, pruner or option that does not fit is refused before anything is created
-    opened = open_results(arguments.results or default_root(spec), spec, text, must_exist=arguments.resume)
+    asked = _read(arguments.spec)
+    SweepStudy(asked.spec, asked.space)  # a sampler, pruner or option that does not fit is refused at once
+    if arguments.results is not None and is_url(arguments.results):
+        with stored_results(arguments.results, arguments.folder) as stored:
+            code = _run_in(stored.root, asked, arguments, stored)
+        return code or stored.code
+    if arguments.folder is not None:
+        raise SpecError("--folder: wanted together with a URL as --results; a folder is itself --results DIR")
+    return _run_in(Path(arguments.results or default_root(asked.spec)), asked, arguments)
+
+
+def _run_in(root: Path, asked: Asked, arguments: argparse.Namespace, stored: StoredResults | None = None) -> int:
+    spec, space = asked.spec, asked.space
+    opened = open_results(root, spec, asked.text, must_exist=arguments.resume)
     try:
+        if stored is not None:
+            stored.begin()
         num_blocks = spec.workload.blocks * len(spec.workload.concurrency)
         study = open_sweep(spec, space, opened, num_blocks=num_blocks, retry_failed=arguments.retry_failed)
         if opened.resumed and study.trials_left == 0 and study.ask() is None:
@@ -61,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0 if study.has_measured else NOTHING_MEASURED
         num_nodes = _connect(spec, opened)
         signal.signal(signal.SIGTERM, _interrupt)
-        return _measure(study, spec, opened, blocks, num_nodes=num_nodes)
+        return _measure(study, asked, opened, num_nodes=num_nodes, stored=stored)
     finally:
         opened.release()
 
@@ -81,13 +110,15 @@ def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
 
 
 def _measure(
-    study: SweepStudy, spec: SweepSpec, opened: OpenedResults, blocks: tuple[Block, ...], *, num_nodes: int
+    study: SweepStudy, asked: Asked, opened: OpenedResults, *, num_nodes: int, stored: StoredResults | None
 ) -> int:
+    from ray_jobs.copying_observer import CopyingObserver
     from ray_jobs.monitoring import SweepMetrics
     from ray_jobs.trial_actor import SweepRun
-    from ray_jobs.tune_bridge import run_study
+    from ray_jobs.tune_bridge import SweepObserver, run_study
 
-    run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=opened.folder, blocks=blocks, open_engine=open_engine)
+    spec, folder = asked.spec, opened.folder
+    run = SweepRun(spec=spec, sweep_id=opened.sweep_id, folder=folder, blocks=asked.blocks, open_engine=open_engine)
     progress = SweepProgress(study)
     progress.console.print(f"results: {opened.folder.root}", highlight=False, soft_wrap=True)
     if opened.resumed:
@@ -95,10 +126,13 @@ def _measure(
         progress.console.print(
             f"resumed: {measured} trials were already measured, {len(study.observations)} tried", highlight=False
         )
+    observer: SweepObserver = SweepMetrics(progress, spec)
+    if stored is not None:
+        observer = CopyingObserver(observer, stored.copier, opened)
     interrupted = False
     with progress:
         try:
-            num_errors = run_study(study, run, SweepMetrics(progress, spec), num_nodes=num_nodes)
+            num_errors = run_study(study, run, observer, num_nodes=num_nodes)
         except KeyboardInterrupt:
             interrupted, num_errors = True, 0
     _conclude(progress, opened)
@@ -144,7 +178,8 @@ def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
 
 
 def _dry_run(path: Path) -> int:
-    spec, _, space, blocks = _read(path)
+    asked = _read(path)
+    spec, space, blocks = asked.spec, asked.space, asked.blocks
     SweepStudy(spec, space)
     virtual = spec.engine.is_virtual
     engine = open_engine(spec, ResultsFolder(default_root(spec))) if virtual else None
@@ -175,13 +210,13 @@ def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Com
     )
 
 
-def _read(path: Path) -> tuple[SweepSpec, str, Space, tuple[Block, ...]]:
+def _read(path: Path) -> Asked:
     path = find_spec(path)
     spec = read_spec(path)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
     if spec.engine.is_virtual:  # an unknown machine, drafter or recording is refused here, not in every trial
         open_engine(spec, ResultsFolder(default_root(spec)))
-    return spec, read_text(path), Space(spec), blocks
+    return Asked(spec=spec, text=read_text(path), space=Space(spec), blocks=blocks)
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -192,7 +227,17 @@ def _interrupt(signum: int, frame: object) -> None:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Run one sweep.")
     parser.add_argument("spec", type=Path, metavar="SPEC", help="the sweep's YAML, or the name of a shipped one")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="results folder (default: results/SWEEP-TIME)")
+    parser.add_argument(
+        "--results",
+        metavar="DIR|URL",
+        help="results folder (default: results/SWEEP-TIME), or where it is copied to, s3://bucket/prefix say",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="with a URL: the folder that is copied (default: ~/specsweep-results/NAME); all nodes must see it",
+    )
     parser.add_argument("--resume", action="store_true", help="insist on an existing results folder of this spec")
     parser.add_argument(
         "--retry-failed", action="store_true", help="with --resume: try failed configurations again, whatever the cause"

@@ -1,4 +1,4 @@
-"""Submit a sweep to a Ray cluster: `specsweep submit SPEC --results /shared/DIR [--address URL]`.
+"""Submit a sweep to a Ray cluster: `specsweep submit SPEC --results /shared/DIR|s3://BUCKET/PREFIX [--address URL]`.
 
 The same as `ray job submit`, but it uploads only what a sweep needs, says what that is, and ends with the exit code of
 the job. Interrupting it leaves the job running.
@@ -20,6 +20,7 @@ from ray.job_submission import JobSubmissionClient
 from ray_jobs.upload import LIMIT_BYTES, Upload, plan_upload
 from sweeps import SpecsweepError, __version__
 from sweeps.foreign_text import print_error
+from sweeps.results.store import is_url
 from sweeps.spec.document import SpecError
 from sweeps.spec.reading import find_spec, read_spec
 
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.s
 
 
 def _checked(arguments: argparse.Namespace) -> Upload:
-    if not arguments.results.is_absolute():
+    if not is_url(arguments.results) and not Path(arguments.results).is_absolute():
         raise SpecError(
-            f"--results: wanted an absolute path that every node has, got {arguments.results}: a job's working "
-            "directory is removed after the job"
+            f"--results: wanted an absolute path that every node has, or a URL, got {arguments.results}: a job's "
+            "working directory is removed after the job"
         )
     upload = plan_upload(arguments.spec)
     size = upload.size_bytes
@@ -63,7 +64,7 @@ def _checked(arguments: argparse.Namespace) -> Upload:
 def _submit(arguments: argparse.Namespace, upload: Upload, rest: Sequence[str]) -> int:
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT_ADDRESS
     spec = read_spec(find_spec(arguments.spec))
-    words = ["python", "-m", "ray_jobs.run_sweep", upload.spec, "--results", str(arguments.results), *rest]
+    words = ["python", "-m", "ray_jobs.run_sweep", upload.spec, "--results", arguments.results, *rest]
     client = _client(address)
     with tempfile.TemporaryDirectory(prefix="specsweep-job-") as folder:
         upload.write(Path(folder))
@@ -71,7 +72,7 @@ def _submit(arguments: argparse.Namespace, upload: Upload, rest: Sequence[str]) 
             job_id = client.submit_job(
                 entrypoint=shlex.join(words),
                 runtime_env={"working_dir": folder},
-                metadata={"sweep": spec.sweep, "results": str(arguments.results), "specsweep": __version__},
+                metadata={"sweep": spec.sweep, "results": arguments.results, "specsweep": __version__},
             )
         except RuntimeError as error:
             raise SubmitError(f"{address} refused the job: {_first_line(error)}") from error
@@ -119,7 +120,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         prog=prog, description="submit a sweep to a Ray cluster; further options go to `specsweep run` on the cluster"
     )
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a spec file, or the name of a shipped one")
-    parser.add_argument("--results", type=Path, required=True, help="results folder: absolute, the same on every node")
+    parser.add_argument(
+        "--results", required=True, metavar="DIR|URL", help="results folder: absolute, the same on every node; or a URL"
+    )
     parser.add_argument(
         "--address", help=f"URL of the dashboard; default: RAY_API_SERVER_ADDRESS, else {DEFAULT_ADDRESS}"
     )

@@ -16,6 +16,7 @@ from ray_jobs.run_sweep import main
 from sweeps.engines import open_engine
 from sweeps.engines.simulated.machine_profile import read_profile
 from sweeps.measure.trial import HeldEngine
+from sweeps.results.store import fetched, open_store
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.study import SweepStudy
 from sweeps.search.study_journal import open_journal
@@ -139,6 +140,15 @@ class TestRefusals:
         assert main([str(spec), "--results", str(root)]) == 0
         assert "18 of 18 were measured" in capsys.readouterr().out
 
+    def test_a_folder_beside_a_folder(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        said = self.refused(capsys, spec, "--results", tmp_path / "a", "--folder", tmp_path / "b")
+        assert "--folder: wanted together with a URL" in said
+
+    def test_a_url_that_nobody_serves(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        said = self.refused(capsys, spec, "--results", "gopher://bucket", "--folder", tmp_path / "b")
+        assert "wanted a URL such as s3://bucket/prefix" in said
+        assert not (tmp_path / "b").exists()
+
     def test_nothing_to_resume(self, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "--resume" in self.refused(capsys, spec, "--resume", "--results", tmp_path / "new")
 
@@ -246,6 +256,37 @@ def test_a_killed_driver_loses_no_finished_trial(spec: Path, tmp_path: Path) -> 
     assert {trial_id: after[trial_id] for trial_id in before} == before
     measured = [row["configuration_id"] for row in after.values() if row["role"] == "candidate"]
     assert len(measured) == len(set(measured)) == 17  # the control is the eighteenth
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_another_head_goes_on_with_a_sweep_at_a_url(spec: Path, tmp_path: Path, s3_url: str) -> None:
+    """The first driver is killed, and its folder is lost with its machine."""
+    store = open_store(s3_url)
+    with (tmp_path / "log").open("wb") as log:
+        words = command(spec, "--results", s3_url, "--folder", tmp_path / "first")
+        driver = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: sum(name.startswith("tables/trials/") for name in store.sizes_bytes()) >= 3, driver)
+        finally:
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+    words = command(spec, "--results", s3_url, "--folder", tmp_path / "second", "--resume")
+    busy = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert busy.returncode == 2
+    assert "in use by a running driver" in busy.stderr
+    store.remove("driver.lock")  # five minutes later it would be taken over
+    before = {name for name in store.sizes_bytes() if name.startswith("tables/trials/")}
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resumed: " in again.stdout
+    assert "copied to s3://" in again.stdout
+    after = completed(tmp_path / "second")
+    measured = [row["configuration_id"] for row in after.values() if row["role"] == "candidate"]
+    assert len(measured) == len(set(measured)) == 17
+    with fetched(s3_url, tables=["trials"]) as copy:
+        assert before <= {path.relative_to(copy).as_posix() for path in copy.rglob("*")}
+        assert completed(copy) == after
 
 
 @pytest.mark.ray

@@ -33,7 +33,7 @@ def spec(tmp_path: Path) -> Path:
 def test_a_relative_results_folder_is_refused(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(spec), "--results", "here"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: --results: wanted an absolute path that every node has, got here")
+    assert line.startswith("error: --results: wanted an absolute path that every node has, or a URL, got here")
 
 
 def test_no_head_is_one_line(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
