@@ -21,6 +21,7 @@ from analysis.judge.factors import FACTOR_METRICS, Factor, Point, factors, obser
 from analysis.judge.fitted import Fitted
 from analysis.judge.names import short_names
 from analysis.judge.phases import Communication, Phases, communication, phases
+from analysis.judge.verify_parts import VerifyParts, verify_parts
 from analysis.judge.what_if import StepNeed, step_needs
 from sweeps.redaction import shell_line
 
@@ -110,6 +111,8 @@ class SweepVerdict:
     break_even_reason: str | None
     step_needs: tuple[StepNeed, ...]
     communication: Communication | None
+    verify_parts: VerifyParts | None
+    """What makes verify longer than a decode step; None unless both were traced."""
     drift: float | None
     """Relative, between the highest and the lowest throughput of the drift."""
     server_drift: ServerDrift | None
@@ -164,6 +167,11 @@ def verdict(results: Results) -> SweepVerdict:
         if plain and needed
         else (),
         communication=communication(results, traced, {point.configuration_id: point for point in everything}),
+        verify_parts=verify_parts(
+            results,
+            next((each for each in traced if not each.speculates), None),
+            [each for each in traced if each.speculates],
+        ),
         drift=throughput.drift,
         server_drift=server_drift(results),
         control_runs=_control_runs(results),

@@ -9,6 +9,7 @@ from analysis.judge.effects import CONFIDENCE, Effect
 from analysis.judge.factors import Factor
 from analysis.judge.phases import Phases
 from analysis.judge.verdict import AtConcurrency, Pays, Side, SweepVerdict
+from analysis.judge.verify_parts import VerifyParts
 
 
 def document(verdict: SweepVerdict) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         "communication": None
         if verdict.communication is None
         else {**asdict(verdict.communication), "most_tok_s": verdict.communication.most_tok_s},
+        "verify_parts": None if verdict.verify_parts is None else _verify_parts(verdict.verify_parts),
         "winner_alone": None if verdict.confirmation is None else asdict(verdict.confirmation),
         "drift": verdict.drift,
         "drift_inside_servers": None
@@ -119,6 +121,11 @@ def _factor(factor: Factor) -> dict[str, Any]:
         "note": factor.note,
         "num_pairs": factor.num_pairs,
     }
+
+
+def _verify_parts(found: VerifyParts) -> dict[str, Any]:
+    parts = [{**asdict(part), "extra_ms": part.extra_ms} for part in found.parts]
+    return {**asdict(found), "extra_ms": found.extra_ms, "parts": parts}
 
 
 def _phases(phases: Phases) -> dict[str, Any]:

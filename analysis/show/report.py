@@ -19,6 +19,7 @@ from analysis.judge.factors import FACTOR_METRICS, Factor
 from analysis.judge.mixed_model import DOUBT
 from analysis.judge.phases import Phases
 from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.verify_parts import VerifyPart, VerifyParts
 from analysis.judge.what_if import Saving, StepNeed, ms_to_break_even, savings
 from analysis.show import charts
 from analysis.show.wording import (
@@ -32,6 +33,7 @@ from analysis.show.wording import (
     launched_alone,
     percent,
     verdict_words,
+    verify_parts_line,
 )
 from sweeps.redaction import shell_word
 from sweeps.results.writing import replace_text
@@ -177,8 +179,36 @@ def _cycle(verdict: SweepVerdict) -> str:
         parts.append(_figure(charts.kernel_bars(verdict.communication)))
     else:
         parts.append("<p>No kernel trace, so the share of communication in verify is unknown.</p>")
+    if verdict.verify_parts is not None:
+        parts.append(_verify_parts(verdict.verify_parts))
     text = "A cycle is one draft, verify, extend round of the server. Without speculation it is one decode step."
     return _section("Where the cycle goes", text, *parts)
+
+
+def _verify_parts(found: VerifyParts) -> str:
+    rows = [
+        f'<td>{escape(part.kind)}<div class="why">{escape(_changed_kernel(part))}</div></td>'
+        f'<td class="n">{part.decode_ms:.2f}</td><td class="n">{part.verify_ms:.2f}</td>'
+        f'<td class="n">{part.extra_ms:+.2f}</td><td class="n">{_or_dash(part.tok_s, 1)}</td>'
+        f'<td class="n">{_or_dash(part.break_even_accept_length, 2)}</td>'
+        for part in found.parts
+    ]
+    header = ["kernels", "#decode step ms", "#verify ms", "#more ms", "#tok/s without", "#break-even without"]
+    return (
+        f'<h3>What makes verify dear</h3><p class="say">{escape(verify_parts_line(found))}</p>{_table(header, rows)}'
+        "<p>The last two columns say what this configuration would reach, and which accept length would break even, if "
+        "the part took no longer in verify than in a decode step.</p>"
+    )
+
+
+def _changed_kernel(part: VerifyPart) -> str:
+    if part.kernel == part.decode_kernel or not part.decode_kernel:
+        return f"longest: {part.kernel}" if part.kernel else ""
+    return f"longest in decode: {part.decode_kernel}; in verify: {part.kernel or 'none'}"
+
+
+def _or_dash(value: float | None, digits: int) -> str:
+    return "—" if value is None else f"{value:.{digits}f}"
 
 
 def _dimensions(verdict: SweepVerdict) -> str:

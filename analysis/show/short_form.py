@@ -19,6 +19,7 @@ from analysis.show.wording import (
     launched_alone,
     percent,
     verdict_words,
+    verify_parts_line,
 )
 from sweeps.foreign_text import cell
 
@@ -148,6 +149,8 @@ def _lines(verdict: SweepVerdict) -> list[str]:
         if verdict.communication is None
         else communication_bound(verdict.communication)
     )
+    if verdict.verify_parts is not None:
+        lines.append(verify_parts_line(verdict.verify_parts))
     excluded = [each for each in verdict.excluded if each.kind not in ("pruned", "superseded")]
     pruned, again = (sum(each.kind == kind for each in verdict.excluded) for kind in ("pruned", "superseded"))
     lines.extend(f"Excluded: {each.label}: {each.kind}: {each.reason}" for each in excluded[:_MOST_ROWS])

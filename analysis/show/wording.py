@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from analysis.judge.effects import Effect
 from analysis.judge.phases import Communication
+from analysis.judge.verify_parts import VerifyParts
 
 if TYPE_CHECKING:
     from analysis.judge.anchors import ServerDrift
@@ -66,6 +67,22 @@ def communication_bound(found: Communication) -> str:
     return (
         f"{told} Without communication, {found.tok_s:.1f} tok/s would become {found.most_tok_s:.1f} "
         f"({found.most_tok_s / found.tok_s - 1:+.1%}): NCCL settings cannot win more than that."
+    )
+
+
+def verify_parts_line(found: VerifyParts) -> str:
+    """What makes verify longer than a decode step, and what its longest part is worth."""
+    parts = ", ".join(f"{part.kind} {part.extra_ms:+.2f} ms" for part in found.parts)
+    told = (
+        f"Verify takes {found.verify_ms:.2f} ms, a plain decode step {found.decode_ms:.2f} ms: {parts} (shares of the "
+        f"traced kernel time; {found.label})."
+    )
+    most = found.parts[0]
+    if most.tok_s is None or most.break_even_accept_length is None:
+        return told
+    return (
+        f"{told} If {most.kind} took no longer in verify than in a decode step, {found.tok_s:.1f} tok/s would become "
+        f"{most.tok_s:.1f}, and break-even would need an accept length of {most.break_even_accept_length:.2f}."
     )
 
 
