@@ -1,4 +1,4 @@
-"""`python -m analysis report | verdict | compare | break-even | import | server-log`: what results say."""
+"""`python -m analysis report | verdict | compare | break-even | import | predict | server-log`: what results say."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from analysis.data.place import at_hand
 from analysis.import_command import add_import_parser, run_import
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
 from analysis.judge.verdict import verdict
+from analysis.predict_command import add_predict_parser, run_predict
 from analysis.server_log import read_server_log
 from analysis.show.document import document
 from analysis.show.report import write_report
@@ -46,6 +47,8 @@ def _command(options: argparse.Namespace) -> int:
             return run_compare(options)
         if options.command == "import":
             return run_import(options)
+        if options.command == "predict":
+            return run_predict(options)
         if options.command == "server-log":
             return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
@@ -164,6 +167,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     even.add_argument("--json", action="store_true", help="as JSON")
     add_compare_parser(commands)
+    add_predict_parser(commands)
     add_import_parser(commands)
     log = commands.add_parser("server-log", help="throughput and accept length from an SGLang server's own log")
     log.add_argument("log", type=Path, help="the server's output")

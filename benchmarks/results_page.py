@@ -52,6 +52,12 @@ chain's histogram tells the accept lengths of shorter chains. The good drafter's
 cycles is within 2 % for chains up to 5 steps at one request at a time, and 7.5 % too low at 7; cycles beyond 2
 steps are extrapolated. In `h200_miniature_v1` acceptance is real. Accept lengths pinned at 1.5 to 3.5 in one server
 (`benchmarks.miniature.pinned_lengths`) have not been recorded on a GPU.""",
+    "predict_node": """Kimi-K2.5 on eight H200 predicted by `specsweep predict` from one GPU's share
+(`recordings/kimi_k25_one_of_eight_h200_v1`): measured cycles plus collective operations of 8 to 13.5 us. Accept lengths
+are published ones; with them speculation is predicted to pay from 1 step on. Without speculation the published
+throughput is below the predicted interval, and nothing here explains the rest: contexts were 1,000 to 2,000 tokens
+there and 130 to 260 here, SGLang was 0.5.6 there and 0.5.17 here, and all-reduces of eight ranks were not timed. The
+predictions for chains may be too high for the same reasons.""",
     "probe_overhead_cpu": """The cycle probe on and off, interleaved request by request in one real SGLang server on two
 CPU cores with a tiny model: decode throughput with it over throughput without. Here the probe shares the interpreter
 and the core with the model itself. Then its cycles against two other clocks, and its phases against the spans of

@@ -85,6 +85,16 @@ def phases(point: Point, totals: Mapping[str, Cells]) -> Phases:
     )
 
 
+def communication_ms(results: Results, configuration_id: str) -> float | None:
+    """Communication of a whole cycle of one configuration, by its traces. None without one."""
+    own = results.trials.filter(pl.col("configuration_id") == configuration_id)["trial_id"]
+    kernels = results.kernels.filter(pl.col("trial_id").is_in(own.implode()))
+    if kernels.is_empty():
+        return None
+    us = kernels.filter(pl.col("kind") == "communication")["us_per_cycle"].sum()
+    return float(us) / kernels["trial_id"].n_unique() / 1000
+
+
 def communication(results: Results, shown: Sequence[Phases], settings: Mapping[str, Point]) -> Communication | None:
     """Of the first of `shown` that has a trace, those first whose all-reduces NCCL does with its own choices.
 
