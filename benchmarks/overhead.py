@@ -163,7 +163,7 @@ def sweep_overheads(sampler: str, num_trials: int) -> Mapping[str, float]:
             blocks=plan_blocks(spec.workload, folder=folder.root),
             open_engine=TimedEngine,
         )
-        run_study(study, run, clocked, num_nodes=1)
+        run_study(study, run, clocked)
         whole_s = time.monotonic() - began_s
         calls = [json.loads(line) for line in (folder.root / _CALLS).read_text().splitlines()]
         num_rows, num_blocks = read_table(folder, "trials").num_rows, read_table(folder, "blocks").num_rows

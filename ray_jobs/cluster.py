@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sweeps import SpecsweepError
-from sweeps.results.tables import ResultsFolder
-from sweeps.spec.model import EngineSpec, ResourceSpec, SweepSpec
-
-_ANSWER_WITHIN_S = 30.0
+from sweeps.spec.model import EngineSpec, ResourceSpec
 
 
 class ClusterError(SpecsweepError, RuntimeError):
@@ -102,51 +95,3 @@ def waiting_for(resources: ResourceSpec) -> str | None:
     if free >= resources.gpus:
         return None
     return f"waiting: a trial needs {resources.gpus} GPUs of one node, the cluster has {free:g} free now"
-
-
-def check_shared(folder: ResultsFolder, nodes: list[dict[str, Any]]) -> None:
-    """Raise ClusterError if a node other than this one does not see the results folder."""
-    others = [node for node in nodes if node["NodeManagerHostname"] != socket.gethostname()]
-    if not others:
-        return
-    marker = folder.root / f".seen-{uuid.uuid4().hex[:8]}"
-    marker.write_bytes(b"")
-    try:
-        blind = [host for host, missing in _missing_on(others, [str(marker)]).items() if missing]
-    finally:
-        marker.unlink()
-    if blind:
-        raise ClusterError(
-            f"--results: {folder.root} must be on a path that all nodes see; not seen by {', '.join(blind)}"
-        )
-
-
-def check_paths(spec: SweepSpec, nodes: list[dict[str, Any]]) -> None:
-    """Raise ClusterError if an absolute path of the spec (interpreter, model, drafter) is missing on a node."""
-    used = spec.search.drafter or tuple(spec.drafters)[:1]
-    named = {
-        "engine.python": spec.engine.python,
-        "engine.model_path": spec.engine.model_path,
-        **{f"drafters.{name}": spec.drafters.get(name) for name in used},
-    }
-    paths = {key: path for key, path in named.items() if path is not None and Path(path).is_absolute()}
-    for host, missing in _missing_on(nodes, list(paths.values())).items():
-        if missing:
-            keys = ", ".join(f"{key} {path}" for key, path in paths.items() if path in missing)
-            raise ClusterError(f"{keys}: does not exist on node {host}")
-
-
-def _missing_on(nodes: list[dict[str, Any]], paths: list[str]) -> dict[str, list[str]]:
-    """The paths that each node does not have, by host."""
-    look = ray.remote(num_cpus=0)(_missing)
-    asked = {
-        node["NodeManagerHostname"]: look.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(paths)
-        for node in nodes
-    }
-    return {host: ray.get(answer, timeout=_ANSWER_WITHIN_S) for host, answer in asked.items()}
-
-
-def _missing(paths: list[str]) -> list[str]:
-    return [path for path in paths if not Path(path).exists()]

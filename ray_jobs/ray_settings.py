@@ -16,6 +16,7 @@ RAY_SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the bridge tells the actors first, then Tune
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no result.json, progress.csv or event files beside our tables
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # Tune's snapshots are never read: a sweep resumes from its results folder
+    "TUNE_MAX_PENDING_TRIALS_PG": "1000",  # a trial that waits for its node holds up no other
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 """Set in this process before Ray is imported, if the user has not set them; never passed to a server."""

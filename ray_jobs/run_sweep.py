@@ -9,6 +9,7 @@ and the URL of `--results` has not got all of it; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
@@ -38,6 +40,9 @@ from sweeps.spec.reading import find_spec, read_spec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import Block, plan_blocks
 from sweeps.spec.yaml_text import read_text
+
+if TYPE_CHECKING:  # Ray is imported once its environment is settled
+    from ray_jobs.nodes import Nodes
 
 NOTHING_MEASURED = 3
 INTERRUPTED = 130
@@ -88,29 +93,28 @@ def _run_in(root: Path, asked: Asked, arguments: argparse.Namespace, stored: Sto
         if opened.resumed and study.trials_left == 0 and study.ask() is None:
             _conclude(SweepProgress(study), opened)
             return 0 if study.has_measured else NOTHING_MEASURED
-        num_nodes = _connect(spec, opened)
-        signal.signal(signal.SIGTERM, _interrupt)
-        return _measure(study, asked, opened, num_nodes=num_nodes, stored=stored)
+        with contextlib.closing(_connect(spec, opened)) as nodes:
+            signal.signal(signal.SIGTERM, _interrupt)
+            return _measure(study, asked, opened, nodes, stored=stored)
     finally:
         opened.release()
 
 
-def _connect(spec: SweepSpec, opened: OpenedResults) -> int:
-    """Join or start the cluster and check it. Returns the number of nodes that can hold a trial."""
+def _connect(spec: SweepSpec, opened: OpenedResults) -> Nodes:
+    """Join or start the cluster and check its nodes."""
     from ray_jobs import cluster
+    from ray_jobs.nodes import Nodes
 
     cluster.connect(spec.engine, spec.resources)
-    nodes = cluster.suitable_nodes(spec.resources)
-    cluster.check_shared(opened.folder, nodes)
-    if not spec.engine.is_virtual and not spec.engine.launcher:
-        cluster.check_paths(spec, nodes)
+    nodes = Nodes(spec, opened.folder)
+    nodes.wait()
     if (said := cluster.waiting_for(spec.resources)) is not None:
         print(said, flush=True)
-    return len(nodes)
+    return nodes
 
 
 def _measure(
-    study: SweepStudy, asked: Asked, opened: OpenedResults, *, num_nodes: int, stored: StoredResults | None
+    study: SweepStudy, asked: Asked, opened: OpenedResults, nodes: Nodes, *, stored: StoredResults | None
 ) -> int:
     from ray_jobs.copying_observer import CopyingObserver
     from ray_jobs.monitoring import SweepMetrics
@@ -132,7 +136,7 @@ def _measure(
     interrupted = False
     with progress:
         try:
-            num_errors = run_study(study, run, observer, num_nodes=num_nodes)
+            num_errors = run_study(study, run, observer, nodes)
         except KeyboardInterrupt:
             interrupted, num_errors = True, 0
     _conclude(progress, opened)

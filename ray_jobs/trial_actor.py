@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +61,7 @@ class SweepTrainable(tune.Trainable):
         if not run.spec.engine.is_virtual:
             check_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), run.spec.resources.gpus)
         self._held = HeldEngine(
-            run.open_engine(run.spec, run.folder), not_before_s=last_end_s(run.folder, socket.gethostname())
+            run.open_engine(run.spec, run.folder), not_before_s=last_end_s(run.folder, config["node"].name)
         )
         self._begin(config)
 
@@ -117,6 +116,7 @@ class SweepTrainable(tune.Trainable):
     def _begin(self, config: Mapping[str, Any]) -> None:
         # Nothing is measured or written before the first step: Tune may give the trial to another actor until then.
         self._trial: PlannedTrial = config["trial"]
+        self._node: str = config["node"].name
         self._attempt = 1
         self._spent = {}
         self._begun = False
@@ -133,7 +133,7 @@ class SweepTrainable(tune.Trainable):
             anchors=run.spec.control.in_server,
             traced=run.spec.workload.trace,
             server=None if run.spec.engine.is_virtual else run.spec.engine,
-            node=socket.gethostname(),
+            node=self._node,
         )
         return Measurement(self._held, self._trial, context, attempt=self._attempt)
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
+from ray_jobs.nodes import Node, Nodes
+from ray_jobs.placement import Placement
 from ray_jobs.trial_actor import SweepRun, SweepTrainable
 from sweeps.engines.summary import BlockSummary
+from sweeps.foreign_text import one_line
 from sweeps.measure.records import Decision, FailureKind, Outcome, PlannedTrial, kind_for_search
 from sweeps.measure.rows import (
     PROCESS_DIED,
@@ -34,9 +36,6 @@ from sweeps.results.tables import ResultsFolder, write_part
 from sweeps.results.writing import StorageError, full_disk
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.study import SweepStudy
-from sweeps.spec.model import ResourceSpec
-
-_MAX_ERRORS_IN_A_ROW = 3
 
 
 class SweepObserver(Protocol):
@@ -54,7 +53,7 @@ class SweepObserver(Protocol):
 class StudySearcher(Searcher):
     """Hands Tune the study's trials and the study Tune's endings."""
 
-    def __init__(self, study: SweepStudy, run: SweepRun, observer: SweepObserver, *, max_concurrent: int) -> None:
+    def __init__(self, study: SweepStudy, run: SweepRun, observer: SweepObserver, nodes: Nodes) -> None:
         super().__init__()
         self.study = study
         self.run = run
@@ -62,8 +61,8 @@ class StudySearcher(Searcher):
         self._lost_trials: list[PlannedTrial] = []
         self.full: StorageError | None = None
         """Why the run ended, if the disk was full."""
-        self._errors_in_a_row = 0
-        self._max_concurrent = max_concurrent
+        self._nodes = nodes
+        self._placement = Placement(study, nodes, run.folder)
         self._live: dict[str, PlannedTrial] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,10 +71,6 @@ class StudySearcher(Searcher):
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
         return True
-
-    def set_max_concurrency(self, max_concurrent: int) -> bool:
-        self._max_concurrent = max_concurrent
-        return True  # Tune's own limiter would drop the endings of trials that it did not start
 
     @contextlib.contextmanager
     def _halting(self) -> Iterator[None]:
@@ -97,17 +92,20 @@ class StudySearcher(Searcher):
         return str(Searcher.FINISHED)
 
     def _suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if len(self._live) >= self._max_concurrent:
-            return None
-        trial = self.study.ask()
+        placed = self._placement.next(trial_id)
         for invalid in self.study.drain_invalid():
             self._refuse(invalid)
         self._note_findings()
-        if trial is None:
+        if placed is None:
             return str(Searcher.FINISHED) if self.study.finished else None
+        trial, node = placed
         self._live[trial_id] = trial
         self.observer.started(trial)
-        return {"trial": trial}
+        return {"trial": trial, "node": node}
+
+    def stranded(self) -> list[str]:
+        """Trials that wait for an actor on a node that is gone."""
+        return self._placement.stranded()
 
     def take_block(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """True: the trial ends here. A decision to prune is on disk before the actor hears of it."""
@@ -153,11 +151,11 @@ class StudySearcher(Searcher):
             self._lost(trial_id)
             return
         outcome: Outcome = result["outcome"]
-        self._end(trial_id, replace(outcome, kind=kind_for_search(outcome.kind)))
         if outcome.kind == "gpu_not_clean":
-            self._count_error(f"found their node unusable: {outcome.reason}")
+            self._placement.blame_node(trial_id, f"found their node unusable: {outcome.reason}")
         else:
-            self._errors_in_a_row = 0
+            self._placement.node_is_well(trial_id)
+        self._end(trial_id, replace(outcome, kind=kind_for_search(outcome.kind)))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the study's journal and the results folder hold all there is."""
@@ -167,6 +165,7 @@ class StudySearcher(Searcher):
 
     def _end(self, trial_id: str, outcome: Outcome) -> None:
         trial = self._live.pop(trial_id)
+        self._placement.ended(trial_id, outcome)
         self.study.tell(trial, outcome)
         self.observer.ended(trial, outcome)
 
@@ -174,17 +173,21 @@ class StudySearcher(Searcher):
         """The actor ended without saying how: its journal becomes rows, and the study is told what the rows say.
 
         The first time the trial counts as interrupted, so that its configuration is measured again. A configuration
-        whose process dies twice is blamed for it.
+        whose process dies twice is blamed for it, unless its node was lost.
         """
         trial, run = self._live[trial_id], self.run
+        is_node_lost = self._placement.is_lost(trial_id)
         before = self.study.observations.of_configuration(trial.configuration)
-        died_of: FailureKind = "crash" if any(seen.reason == PROCESS_DIED for seen in before) else "interrupted"
+        is_second = any(seen.reason == PROCESS_DIED for seen in before) and not is_node_lost
+        died_of: FailureKind = "crash" if is_second else "interrupted"
         if not recover(run.folder, num_blocks=run.num_measured, only=trial.trial_id, died_of=died_of):
-            row = lost_row(trial, run.spec, PROCESS_DIED, sweep_id=run.sweep_id) | {"kind": died_of}
+            reason = f"node {self._placement.node_of(trial_id)} was lost" if is_node_lost else PROCESS_DIED
+            row = lost_row(trial, run.spec, reason, sweep_id=run.sweep_id) | {"kind": died_of}
             write_part(run.folder, "trials", [row], trial_id=trial.trial_id, attempt=1)
         self._lost_trials.append(trial)
+        if not is_node_lost:
+            self._placement.blame_node(trial_id, "ended in an unexpected error")
         self._end(trial_id, last_outcome(run.folder, trial.trial_id))
-        self._count_error("ended in an unexpected error")
 
     @property
     def num_errors(self) -> int:
@@ -192,14 +195,12 @@ class StudySearcher(Searcher):
         measured = self.study.observations.measured()
         return sum(trial.configuration not in measured for trial in self._lost_trials)
 
-    def _count_error(self, what: str) -> None:
-        self._errors_in_a_row += 1
-        if self._errors_in_a_row >= _MAX_ERRORS_IN_A_ROW:
-            self.study.stop(f"{self._errors_in_a_row} trials in a row {what}")
-
     def _note_findings(self) -> None:
         ended = [seen for seen in self.study.observations if seen.status != "running"]
-        findings = self.study.drain_findings()
+        of_nodes = self._nodes.drain_findings()
+        for finding in of_nodes:
+            print(one_line(f"{finding.event.replace('_', ' ')}: {finding.detail}"), flush=True)
+        findings = (*of_nodes, *self.study.drain_findings())
         if findings and ended:
             last = ended[-1]
             at_s = max((block.started_s + block.wall_s for seen in ended for block in seen.blocks), default=0.0)
@@ -220,9 +221,39 @@ class StudyScheduler(FIFOScheduler):
     def __init__(self, searcher: StudySearcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._searcher = searcher
+        self._waiting: dict[str, Any] = {}
+        """Tune's trials that may not have an actor yet, by id."""
+        self._kept: set[Any] = set()
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Have Tune keep the actor of each node between trials.
+
+        Tune keeps as many actors as trials wait for the same resources, and one more in all; the actor of a node is
+        dropped, with its server, if a trial waits for another node just then. The cache is private to Ray (2.60).
+        """
+        self._waiting[trial.trial_id] = trial
+        if trial.placement_group_factory not in self._kept:
+            self._kept.add(trial.placement_group_factory)
+            tune_controller._actor_cache.increase_max(trial.placement_group_factory)
+
+    def choose_trial_to_run(self, tune_controller: Any, **_: Any) -> None:
+        """Choose none: Tune starts what waits in its order. A trial that waits for a node that is gone ends here."""
+        for trial_id in self._searcher.stranded():
+            trial = self._waiting.get(trial_id)
+            if trial is not None and trial.status == trial.PENDING:
+                tune_controller.stop_trial(trial)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._waiting.pop(trial.trial_id, None)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        self._waiting.pop(trial.trial_id, None)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._waiting.pop(trial.trial_id, None)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         prune = self._searcher.take_block(trial.trial_id, result)
@@ -232,20 +263,23 @@ class StudyScheduler(FIFOScheduler):
         return "the sweep's study prunes"
 
 
-def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_nodes: int) -> int:
+def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, nodes: Nodes | None = None) -> int:
     """Run a study to its end on the connected Ray cluster. Returns the number of unexpected errors.
 
-    Raises StorageError if the disk under the results folder took nothing more.
+    Raises StorageError if the disk under the results folder took nothing more, ClusterError if no node can hold a
+    trial.
 
     Args:
-        num_nodes: nodes with enough GPUs; as many trials run at once.
+        nodes: checked already; one trial runs on each. None: those of the cluster, checked here.
     """
-    resources = run.spec.resources
-    searcher = StudySearcher(study, run, observer, max_concurrent=num_nodes)
-    bundle = {"CPU": exclusive_cpus(resources, ray.nodes()), "GPU": resources.gpus}
+    if nodes is None:
+        with contextlib.closing(Nodes(run.spec, run.folder)) as nodes:
+            nodes.wait()
+            return run_study(study, run, observer, nodes)
+    searcher = StudySearcher(study, run, observer, nodes)
+    num_gpus = run.spec.resources.gpus
     trainable = tune.with_resources(
-        tune.with_parameters(SweepTrainable, run=run),
-        tune.PlacementGroupFactory([bundle], strategy="STRICT_PACK"),
+        tune.with_parameters(SweepTrainable, run=run), lambda config: _on_its_node(config, num_gpus)
     )
     run.folder.tune.mkdir(parents=True, exist_ok=True)
     tuner = tune.Tuner(
@@ -254,7 +288,6 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
             search_alg=searcher,
             scheduler=StudyScheduler(searcher),
             num_samples=-1,
-            max_concurrent_trials=num_nodes,
             reuse_actors=True,
             trial_name_creator=_name,
             trial_dirname_creator=_name,
@@ -279,19 +312,14 @@ def run_study(study: SweepStudy, run: SweepRun, observer: SweepObserver, *, num_
     return searcher.num_errors
 
 
-def exclusive_cpus(resources: ResourceSpec, nodes: Iterable[Mapping[str, Any]]) -> float:
-    """CPUs to ask for, so that no node has room for a second trial beside the one whose server it runs.
-
-    If the GPUs do not see to that (none asked for, or half of a node's), more than half of a node's CPUs do.
-    """
-    have: list[tuple[float, float]] = [
-        (node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)) for node in nodes if node["Alive"]
-    ]
-    fit = [(cpus, gpus) for cpus, gpus in have if gpus >= resources.gpus and cpus >= resources.cpus]
-    roomy = [cpus for cpus, gpus in fit if gpus >= 2 * resources.gpus]
-    if not roomy:
-        return resources.cpus
-    return max(resources.cpus, min(max(roomy) // 2 + 1, min(cpus for cpus, _ in fit)))
+def _on_its_node(config: Mapping[str, Any], num_gpus: int) -> tune.PlacementGroupFactory:
+    """All GPUs of a trial on the node that was chosen for it."""
+    node: Node = config["node"]
+    return tune.PlacementGroupFactory(
+        [{"CPU": node.cpus, "GPU": num_gpus}],
+        strategy="STRICT_PACK",
+        bundle_label_selector=[{"ray.io/node-id": node.node_id}],
+    )
 
 
 @contextlib.contextmanager

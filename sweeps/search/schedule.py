@@ -99,6 +99,11 @@ class Schedule:
         """The control or incumbent that is due before any further candidate."""
         return self._due.popleft() if self._due else None
 
+    def control_is_taken(self) -> None:
+        """A control begins that was not asked for here: it stands for one that is due."""
+        if "control" in self._due:
+            self._due.remove("control")
+
     def repeat_control(self) -> None:
         """A control is due next: the one before told nothing."""
         if "control" not in self._due:

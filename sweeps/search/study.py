@@ -128,9 +128,19 @@ class SweepStudy:
                 return None
             elif not self._schedule.close():
                 self._enter("searching" if self._is_refuted() else "finished")
-        if trial is not None:
-            trial = replace(trial, start_index=self.observations.next_start())
-            self.observations.start(trial)
+        return None if trial is None else self._started(trial)
+
+    def ask_control(self) -> PlannedTrial | None:
+        """A control for a node that has none: nodes are compared by it. None if no candidate would follow."""
+        if self._phase != "searching" or not self.candidates_left:
+            return None
+        self._schedule.control_is_taken()
+        trial = self._control_or_incumbent("control")
+        return None if trial is None else self._started(trial)
+
+    def _started(self, trial: PlannedTrial) -> PlannedTrial:
+        trial = replace(trial, start_index=self.observations.next_start())
+        self.observations.start(trial)
         return trial
 
     def report(self, trial: PlannedTrial, block: BlockSummary, *, seconds: Mapping[str, float]) -> Decision:

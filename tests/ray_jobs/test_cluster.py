@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from ray_jobs import cluster
-from sweeps.results.tables import ResultsFolder
-from sweeps.spec.model import ResourceSpec, SweepSpec
-from tests.sweeps.stub_engine import stub_spec
+from sweeps.spec.model import ResourceSpec
 
 
 def node(host: str, gpus: float, *, cpus: float = 32.0, alive: bool = True) -> dict[str, Any]:
@@ -41,37 +39,6 @@ def test_busy_gpus_are_waited_for_aloud(
     waiting = cluster.waiting_for(ResourceSpec())
     assert (said is None) == (waiting is None)
     assert said is None or said in str(waiting)
-
-
-def test_a_node_that_does_not_see_the_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def look(nodes: list[dict[str, Any]], paths: list[str]) -> dict[str, list[str]]:
-        assert all(Path(path).exists() for path in paths)
-        return {entry["NodeManagerHostname"]: paths if entry["NodeID"] == "far" else [] for entry in nodes}
-
-    monkeypatch.setattr(cluster, "_missing_on", look)
-    with pytest.raises(cluster.ClusterError, match="all nodes see; not seen by far"):
-        cluster.check_shared(ResultsFolder(tmp_path), [node("near", 8), node("far", 8)])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_drafter_is_named_with_its_key_and_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = {"head": str(tmp_path / "none"), "other": "/unused"}
-    text = {"drafters: {head: head}": f"drafters: {{head: {here['head']}, other: {here['other']}}}"}
-    spec: SweepSpec = stub_spec(text=_replaced(text))
-    monkeypatch.setattr(cluster, "_missing_on", lambda nodes, paths: {"n1": cluster._missing(paths)})
-    with pytest.raises(cluster.ClusterError, match=rf"drafters\.head {tmp_path}/none: does not exist on node n1"):
-        cluster.check_paths(spec, [node("n1", 8)])
-    (tmp_path / "none").mkdir()
-    cluster.check_paths(spec, [node("n1", 8)])
-
-
-def _replaced(changes: dict[str, str]) -> str:
-    from tests.sweeps.stub_engine import SPEC
-
-    text = SPEC
-    for before, after in changes.items():
-        text = text.replace(before, after)
-    return text
 
 
 LOCAL = """

@@ -14,9 +14,10 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
+from ray_jobs.nodes import Node
 from ray_jobs.ray_settings import RAY_SETTINGS
 from ray_jobs.trial_actor import SweepRun, SweepTrainable, check_visible_gpus
-from ray_jobs.tune_bridge import exclusive_cpus, run_study
+from ray_jobs.tune_bridge import run_study
 from sweeps.engines.base import Engine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
@@ -27,7 +28,7 @@ from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.resume import read_observations
 from sweeps.search.study import SweepStudy
 from sweeps.search.study_journal import open_journal
-from sweeps.spec.model import ResourceSpec, SweepSpec
+from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Space
 from sweeps.spec.workload import plan_blocks
 from tests.sweeps.stub_engine import SCRIPT, SPEC, open_stub, plan, stub_spec
@@ -103,7 +104,7 @@ def sweep(
         blocks=plan_blocks(spec.workload, folder=root),
         open_engine=open_engine,
     )
-    return study, run_study(study, run, notes, num_nodes=1), notes, folder
+    return study, run_study(study, run, notes), notes, folder
 
 
 def trials(folder: ResultsFolder) -> dict[str, dict[str, object]]:
@@ -149,25 +150,6 @@ def test_steps_are_switched_in_one_actor_where_no_gpu_is_asked_for(tmp_path: Pat
     assert len({row["machine"] for row in rows}) == 1
     candidates = [row["relaunched"] for row in rows if row["role"] == "candidate"]
     assert candidates == [True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "cpus", "nodes", "wanted"),
-    [
-        (8, 1.0, [(16, 8)], 1.0),  # a second trial finds no GPUs
-        (0, 1.0, [(2, 0)], 2.0),
-        (0, 1.0, [(1, 0)], 1.0),
-        (8, 1.0, [(64, 16)], 33.0),
-        (8, 4.0, [(64, 16), (48, 8)], 33.0),
-        (8, 1.0, [(64, 16), (16, 8)], 16.0),  # as far as the smaller node goes
-        (0, 40.0, [(64, 0), (32, 0)], 40.0),
-        (8, 1.0, [], 1.0),
-    ],
-)
-def test_a_node_has_room_for_one_trial(gpus: int, cpus: float, nodes: list[tuple[float, float]], wanted: float) -> None:
-    listed = [{"Alive": True, "Resources": {"CPU": have, "GPU": float(some)}} for have, some in nodes]
-    dead = {"Alive": False, "Resources": {"CPU": 256.0, "GPU": 16.0}}
-    assert exclusive_cpus(ResourceSpec(gpus=gpus, cpus=cpus), [*listed, dead]) == wanted
 
 
 def test_a_failing_configuration_is_a_row_and_is_not_retried(tmp_path: Path) -> None:
@@ -246,7 +228,7 @@ def test_an_actor_that_lost_its_trial_before_the_first_step_leaves_nothing(tmp_p
     blocks = plan_blocks(spec.workload, folder=tmp_path)
     actor = SweepTrainable.__new__(SweepTrainable)
     actor.setup(
-        {"trial": plan(space.control, space)},
+        {"trial": plan(space.control, space), "node": Node("id", "name", 1.0)},
         SweepRun(spec=spec, sweep_id="s1", folder=folder, blocks=blocks, open_engine=open_stub),
     )
     actor.cleanup()

@@ -258,6 +258,21 @@ def test_a_sweep_whose_candidates_all_fail_has_measured_nothing() -> None:
     assert not study.has_measured
 
 
+def test_a_node_gets_a_control_of_its_own_as_long_as_candidates_may_follow() -> None:
+    study = study_of(stub_spec("budget: {trials: 2}\n"))
+    first, second = study.ask_control(), study.ask_control()
+    assert first is not None
+    assert second is not None
+    assert [(trial.trial_id, trial.role) for trial in (first, second)] == [("k0000", "control"), ("k0001", "control")]
+    candidates = [study.ask(), study.ask()]
+    assert [trial.role for trial in candidates if trial is not None] == ["candidate"] * 2, "the due control was taken"
+    assert study.ask_control() is None
+    for trial in (first, second, *candidates):
+        assert trial is not None
+        study.tell(trial, Outcome(status="completed"))
+    assert study.ask_control() is None
+
+
 def test_stop_ends_at_once() -> None:
     study = study_of(stub_spec())
     study.stop("3 errors in a row")
