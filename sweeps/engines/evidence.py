@@ -1,4 +1,4 @@
-"""What became of every requested setting, rank by rank: seen by the process, read by NCCL, acted on.
+"""What became of every requested variable, rank by rank: seen by the process, read by NCCL, acted on.
 
 A variable can be lost, overridden by the engine or by NCCL, unused (another kernel does the all-reduces) or set by
 someone else. Each needs a different explanation in the report.
@@ -6,10 +6,10 @@ someone else. Each needs a different explanation in the report.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from sweeps.engines.all_reduce_backend import RankFacts, decode_operations
 from sweeps.engines.base import Evidence, Grade
 from sweeps.engines.env_sources import OVERRIDES, ConfFile
 from sweeps.nccl.catalogue import CATALOGUE
@@ -18,28 +18,12 @@ from sweeps.nccl.log import NcclLog, Operation
 from sweeps.redaction import is_secret, reference, without_userinfo
 from sweeps.results.nccl_acts import may_act
 
-DECODE_BYTES_AT_LEAST = 1 << 10
-"""Half a thousand hidden units in bf16; a communicator's warm-up and a barrier are one number."""
-DECODE_BYTES_AT_MOST = 1 << 20
-"""All-reduces of decode and verify are smaller; those of prefill need not be."""
-
 _OURS = frozenset({"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
 _LABELS = frozenset({"NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_ROOT_DIR", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR"})
 """Set by container images and builds; NCCL reads none of them."""
 WATCHED = ("NCCL_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "SGLANG_SIMULATE_")
 """Prefixes of variables that are reported although nobody asked for them."""
 _UNKNOWN_SOURCE = "source unknown; check sitecustomize, wrapper scripts and plugins"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankFacts:
-    """What one rank reported of itself."""
-
-    rank: int
-    environment: Mapping[str, str]
-    """By C getenv, from inside the rank: os.environ and /proc/PID/environ can both differ from it."""
-    nccl: NcclLog | None = None
-    """None if NCCL's log was not asked for."""
 
 
 def grade_environment(
@@ -60,7 +44,7 @@ def grade_environment(
         decode_bytes: sizes of the decode's all-reduces; if empty, those between DECODE_BYTES_AT_LEAST and _AT_MOST.
     """
     reported = {facts.rank: facts for facts in ranks}
-    operations = _decode_operations(ranks, decode_bytes)
+    operations = decode_operations(ranks, decode_bytes)
     rows: list[Evidence] = []
     for rank in range(num_ranks):
         facts = reported.get(rank)
@@ -214,94 +198,6 @@ def _extra(requested: Mapping[str, str], facts: RankFacts, conf_files: Sequence[
         )
 
 
-def _decode_operations(ranks: Sequence[RankFacts], decode_bytes: frozenset[int]) -> tuple[Operation, ...]:
-    """All-reduces of the decode; printed by rank 0 alone, and equal in all ranks of a communicator."""
-    return tuple(
-        operation
-        for facts in ranks
-        if facts.nccl
-        for operation in facts.nccl.operations
-        if operation.collective in ("AllReduce", None)
-        and (operation.num_bytes in decode_bytes if decode_bytes else _like_a_decode(operation.num_bytes))
-    )
-
-
-def _like_a_decode(num_bytes: int) -> bool:
-    return DECODE_BYTES_AT_LEAST <= num_bytes <= DECODE_BYTES_AT_MOST
-
-
-def all_reduce_backend(
-    resolved: Mapping[str, str | None],
-    log_text: str,
-    ranks: Sequence[RankFacts] = (),
-    *,
-    decode_bytes: frozenset[int] = frozenset(),
-) -> str | None:
-    """What serves decode-size all-reduces: `none` (one rank), `nccl`, `nccl_symmetric`, `custom`, `flashinfer`, ...
-
-    NCCL's own log decides if it is there; else the server's arguments and log, in its order of preference.
-    None if neither tells.
-    """
-    if resolved.get("tp_size") == "1":
-        return "none"
-    operations = _decode_operations(ranks, decode_bytes)
-    if operations:
-        return "nccl_symmetric" if any(operation.symmetric for operation in operations) else "nccl"
-    if "tp_size" not in resolved:
-        return None
-    for backend, field in (
-        ("nccl_symmetric", "enable_symm_mem"),
-        ("flashinfer", "enable_flashinfer_allreduce_fusion"),
-        ("mscclpp", "enable_mscclpp"),
-        ("torch_symmetric", "enable_torch_symm_mem"),
-    ):
-        if resolved.get(field) == "True":
-            return backend
-    refused = "Setup Custom allreduce failed" in log_text or "Custom allreduce is disabled" in log_text
-    return "nccl" if refused or resolved.get("disable_custom_all_reduce") == "True" else "custom"
-
-
-def grade_arguments(
-    requested: Mapping[str, str],
-    resolved: Mapping[str, str | None],
-    *,
-    in_ranks: Sequence[Mapping[str, str]] = (),
-    logged: Mapping[str, str | None] | None = None,
-) -> tuple[Evidence, ...]:
-    """One row per requested argument (and rank, if ranks report it).
-
-    Args:
-        requested: by the resolved names (`speculative_num_steps`).
-        resolved: the server's own account, from /server_info.
-        logged: the same from the line in its log; if the two differ, the one that contradicts the request counts.
-        in_ranks: what each rank's worker holds, by the same names; may know fewer (of switches only it knows).
-    """
-    rows = []
-    for name, value in sorted(requested.items()):
-        for rank, held in enumerate(in_ranks or ({},)):
-            seen = resolved.get(name)
-            told = [each for each in (seen, (logged or {}).get(name)) if each is not None]
-            contrary = (each for each in told if not _equal(each, value))
-            effective = held.get(name, next(contrary, next(iter(told), None)))
-            grade: Grade = (
-                "effective" if _equal(effective, value) else "not_seen" if effective is None else "overridden"
-            )
-            rows.append(
-                Evidence(
-                    rank=rank,
-                    setting=f"args.{name}",
-                    requested=value,
-                    seen=seen,
-                    effective=effective,
-                    grade=grade,
-                    detail=None
-                    if grade == "effective"
-                    else f"the server resolved it as {effective}, by rules of its own: see its log",
-                )
-            )
-    return tuple(rows)
-
-
 def redacted_evidence(rows: Iterable[Evidence]) -> tuple[Evidence, ...]:
     """Rows without the values of secrets, graded before; what a rank has instead of a secret is `another value`."""
     return tuple(map(_redacted, rows))
@@ -323,18 +219,3 @@ def _redacted(row: Evidence) -> Evidence:
         effective=shown(row.effective),
         read_by_nccl=shown(row.read_by_nccl),
     )
-
-
-def _equal(held: str | None, wanted: str) -> bool:
-    """Equal as numbers, truth values, lists or text: `4` and `4.0`, `true` and `True`, a path and its end."""
-    if held is None:
-        return wanted.lower() in ("none", "null")
-    try:
-        return float(held) == float(wanted)
-    except ValueError:
-        return _plain(held) == _plain(wanted) or ("/" in wanted and held.endswith(f"/{wanted}"))
-
-
-def _plain(value: str) -> str:
-    """Without what a command line, JSON and Python write differently: `1 2` and `[1, 2]`."""
-    return re.sub(r"[\s,'\"\[\]()]+", " ", value).strip().lower()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from sweeps.engines.base import EngineError, Stage
 from sweeps.engines.process.guard import ServerProcess
+from sweeps.engines.sglang.diagnosis import diagnose
 from sweeps.engines.sglang.log_follower import LogFollower
-from sweeps.engines.sglang.server_log import diagnose, log_tail, startup_timings
+from sweeps.engines.sglang.server_log import log_tail, startup_timings
 from sweeps.spec.model import Deadlines
 
 _POLL_S = 0.1

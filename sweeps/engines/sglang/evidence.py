@@ -10,18 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sweeps.engines.all_reduce_backend import RankFacts, all_reduce_backend
+from sweeps.engines.argument_evidence import grade_arguments
 from sweeps.engines.base import EngineError, Evidence
 from sweeps.engines.env_sources import nccl_conf_files
-from sweeps.engines.evidence import (
-    RankFacts,
-    all_reduce_backend,
-    grade_arguments,
-    grade_environment,
-    redacted_evidence,
-)
+from sweeps.engines.evidence import grade_environment, redacted_evidence
 from sweeps.engines.sglang.live_server import LiveServer
 from sweeps.engines.sglang.probe_link import Handshake
-from sweeps.engines.sglang.server_log import resolved_arguments
+from sweeps.engines.sglang.server_arguments import resolved_arguments
 from sweeps.engines.sglang.state_plan import State
 from sweeps.nccl.log import NcclLog, excerpt, read_nccl_log
 from sweeps.results.resolved import RESOLVED

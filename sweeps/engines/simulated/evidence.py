@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from sweeps.engines.all_reduce_backend import RankFacts
+from sweeps.engines.argument_evidence import grade_arguments
 from sweeps.engines.base import Evidence, KernelTime
 from sweeps.engines.env_sources import ConfFile
-from sweeps.engines.evidence import RankFacts, grade_arguments, grade_environment
+from sweeps.engines.evidence import grade_environment
 from sweeps.engines.simulated.expected_cycle import ExpectedCycle
 from sweeps.engines.simulated.machine_profile import MachineProfile
 from sweeps.nccl.catalogue import CATALOGUE

@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
+from sweeps.engines.all_reduce_backend import RankFacts
 from sweeps.engines.base import Evidence
 from sweeps.engines.env_sources import ConfFile, nccl_conf_files
-from sweeps.engines.evidence import RankFacts, all_reduce_backend, grade_arguments, grade_environment
-from sweeps.nccl.log import NcclLog, Operation, read_nccl_log
+from sweeps.engines.evidence import grade_environment
+from sweeps.nccl.log import NcclLog, Operation
 
 DECODE = Operation(collective="AllReduce", num_bytes=14336, algorithm="Ring", protocol="LL", channels=1)
 PREFILL = Operation(collective="AllReduce", num_bytes=1 << 27, algorithm="Ring", protocol="Simple", channels=8)
@@ -168,88 +169,3 @@ def test_conf_files_are_read_and_hashed(tmp_path: Path) -> None:
     other.write_text("NCCL_ALGO=Tree\n")
     files = nccl_conf_files({"NCCL_CONF_FILE": str(other)}, system=tmp_path / "absent", home=tmp_path)
     assert [file.path for file in files] == [str(other)]
-
-
-@pytest.mark.parametrize(
-    ("resolved", "log_text", "operations", "backend"),
-    [
-        ({"tp_size": "1"}, "", (), "none"),
-        ({"tp_size": "8"}, "", (), "custom"),
-        ({"tp_size": "8", "disable_custom_all_reduce": "True"}, "", (), "nccl"),
-        ({"tp_size": "8"}, "[TP0] Setup Custom allreduce failed with overlapping devices", (), "nccl"),
-        ({"tp_size": "8", "enable_flashinfer_allreduce_fusion": "True"}, "", (), "flashinfer"),
-        ({"tp_size": "8", "enable_mscclpp": "True"}, "", (), "mscclpp"),
-        ({"tp_size": "8"}, "", (DECODE,), "nccl"),
-        ({"tp_size": "8"}, "", (PREFILL,), "custom"),
-        ({}, "", (), None),
-    ],
-)
-def test_what_serves_the_decode(
-    resolved: dict[str, str], log_text: str, operations: tuple[Operation, ...], backend: str | None
-) -> None:
-    ranks = [rank(nccl=NcclLog(operations=operations))]
-    assert all_reduce_backend(resolved, log_text, ranks) == backend
-
-
-def test_a_symmetric_kernel_is_its_own_backend() -> None:
-    log = read_nccl_log(
-        "h:1:1 [0] NCCL INFO AllReduce [Symmetric]: 14336 Bytes -> Kernel AllReduce_AGxLL_R nchannels 4"
-    )
-    assert all_reduce_backend({"tp_size": "2"}, "", [rank(nccl=log)]) == "nccl_symmetric"
-
-
-def test_arguments() -> None:
-    requested = {"speculative_num_steps": "3", "speculative_eagle_topk": "1", "page_size": "64", "no_such": "1"}
-    resolved = {"speculative_num_steps": "5", "speculative_eagle_topk": "1", "page_size": "1"}
-    rows = grade_arguments(
-        requested, resolved, in_ranks=[{"speculative_num_steps": "3"}, {"speculative_num_steps": "5"}]
-    )
-    graded = {(row.rank, row.setting): row.grade for row in rows}
-    assert graded == {
-        (0, "args.speculative_num_steps"): "effective",
-        (1, "args.speculative_num_steps"): "overridden",
-        (0, "args.speculative_eagle_topk"): "effective",
-        (1, "args.speculative_eagle_topk"): "effective",
-        (0, "args.page_size"): "overridden",
-        (1, "args.page_size"): "overridden",
-        (0, "args.no_such"): "not_seen",
-        (1, "args.no_such"): "not_seen",
-    }
-
-
-@pytest.mark.parametrize(
-    ("told", "logged", "grade", "effective"),
-    [
-        ("fa3", "fa3", "effective", "fa3"),
-        ("fa3", "triton", "overridden", "triton"),
-        ("triton", "fa3", "overridden", "triton"),
-        (None, "fa3", "effective", "fa3"),
-        ("fa3", None, "effective", "fa3"),
-    ],
-)
-def test_the_log_can_contradict_the_servers_answer(
-    told: str | None, logged: str | None, grade: str, effective: str
-) -> None:
-    (row,) = grade_arguments(
-        {"attention_backend": "fa3"}, {"attention_backend": told}, logged={"attention_backend": logged}
-    )
-    assert (row.grade, row.seen, row.effective) == (grade, told, effective)
-    held = grade_arguments({"x": "2"}, {"x": "3"}, logged={"x": "3"}, in_ranks=[{"x": "2"}])
-    assert held[0].grade == "effective", "what a rank runs with is nearer than what was said at the start"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "held"), [("true", "True"), ("0.8", "0.80"), ("4", "4"), ("None", None), ("fa3", "fa3")]
-)
-def test_equal_arguments_in_different_spelling(wanted: str, held: str | None) -> None:
-    (row,) = grade_arguments({"x": wanted}, {"x": held})
-    assert row.grade == "effective"
-
-
-def test_a_communicators_warm_up_is_no_decode() -> None:
-    """Two H200 with SGLang's custom all-reduce: the only all-reduce in NCCL's log was of one number."""
-    warm_up = Operation(collective="AllReduce", num_bytes=4, algorithm="Ring", protocol="LL", channels=1)
-    resolved = {"tp_size": "2", "disable_custom_all_reduce": "False"}
-
-    assert all_reduce_backend(resolved, "", [rank(nccl=NcclLog(operations=(warm_up,)))]) == "custom"
-    assert all_reduce_backend(resolved, "", [rank(nccl=NcclLog(operations=(warm_up, DECODE)))]) == "nccl"
