@@ -1,4 +1,4 @@
-"""`python -m analysis report | verdict | compare | break-even | import | predict | server-log`: what results say."""
+"""`python -m analysis report | verdict | compare | query | predict | ...`: what results say."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from analysis.import_command import add_import_parser, run_import
 from analysis.judge.break_even import DEFAULT_NUM_STEPS, Accuracy, BreakEven, break_even
 from analysis.judge.verdict import verdict
 from analysis.predict_command import add_predict_parser, run_predict
+from analysis.query_command import add_query_parser, run_query
 from analysis.server_log import read_server_log
 from analysis.show.document import document
 from analysis.show.report import write_report
@@ -49,6 +50,8 @@ def _command(options: argparse.Namespace) -> int:
             return run_import(options)
         if options.command == "predict":
             return run_predict(options)
+        if options.command == "query":
+            return run_query(options)
         if options.command == "server-log":
             return _server_log(options.log, as_json=options.json)
         if options.command == "verdict":
@@ -168,6 +171,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     even.add_argument("--json", action="store_true", help="as JSON")
     add_compare_parser(commands)
     add_predict_parser(commands)
+    add_query_parser(commands)
     add_import_parser(commands)
     log = commands.add_parser("server-log", help="throughput and accept length from an SGLang server's own log")
     log.add_argument("log", type=Path, help="the server's output")

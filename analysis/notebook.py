@@ -13,7 +13,7 @@ from analysis.show.report import write_report
 
 
 def frames(root: str | Path) -> dict[str, pl.DataFrame]:
-    """Every table as it was recorded, by name; nothing is left out. Columns: `sweeps/results/tables.py`.
+    """Every table as it was recorded, by name; nothing is left out. Columns: docs/tables.md.
 
     `trials` (one row per attempt), `blocks`, `anchors`, `requests`, `cycles` (one row per rank and cycle), `evidence`,
     `kernels`, `events`. Rows join on `trial_id` and `attempt`. Raises TableError.

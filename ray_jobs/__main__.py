@@ -17,6 +17,7 @@ COMMANDS = {
     "verdict": "print the verdicts of a results folder",
     "break-even": "the accept length at which speculation pays, from a cycle time",
     "compare": "two sweeps of the same work: what the second changed",
+    "query": "SQL over the tables of a results folder",
     "predict": "a node of many GPUs, from a sweep of one GPU's share of it",
     "import": "logs and benchmarks that you already have, as a results folder",
     "server-log": "throughput and accept length from the log of an SGLang server",

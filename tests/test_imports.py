@@ -30,7 +30,7 @@ MAY_IMPORT = {
 }
 APART = ("sweeps.engines.sglang", "sweeps.engines.simulated", "sweeps.engines.replay")
 """Engines know nothing of each other."""
-WITHIN_ANALYSIS = ("analysis.importing", "analysis.data", "analysis.judge", "analysis.show")
+WITHIN_ANALYSIS = ("analysis.importing", "analysis.data", "analysis.judge", "analysis.show", "analysis.query")
 """Each imports only those before it."""
 PROBE = "sweeps.cycle_probe"
 """Runs inside the server, in the server's interpreter: imports nothing of ours, and nothing of ours imports it."""

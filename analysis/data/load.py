@@ -197,11 +197,17 @@ def gpu_seconds(results: Results) -> dict[str, float]:
 
 def read_frames(root: Path) -> dict[str, pl.DataFrame]:
     """Every table as it was recorded, by name; a damaged file is left out with a warning. Raises TableError."""
-    folder = _folder(root)
-    read = read_sound(folder, tuple(TABLES), sweep_id=str(_manifest(folder)["sweep_id"]))
+    folder, sweep_id = open_folder(root)
+    read = read_sound(folder, tuple(TABLES), sweep_id=sweep_id)
     for damage in read.damaged:
         warnings.warn(f"{root}: {damage}", stacklevel=3)
     return dict(read.frames)
+
+
+def open_folder(root: Path) -> tuple[ResultsFolder, str]:
+    """The folder and its sweep's id. Raises TableError, one line, if it is missing, unreadable or none of ours."""
+    folder = _folder(root)
+    return folder, str(_manifest(folder)["sweep_id"])
 
 
 def _folder(root: Path) -> ResultsFolder:
