@@ -29,6 +29,15 @@ _ARGUMENTS = {
 _ABOUT = {
     "overhead": """What the framework itself costs per trial, beside bare Ray Tune in the same run. Simulated engine, so
 the engine's own seconds are near nothing; targets stand beside.""",
+    "load": """Many trials and several nodes: raylets of this machine with 8 logical GPUs each, beside a head without
+GPUs. Throughput is with the simulated engine that sleeps (2 s a launch, 0.5 s a block), counted after every node has
+measured its control. `trials` is without sleep, so two cores run everything and more nodes are not faster: it says
+what the driver takes. The second run shares the process of the first, so its memory grows less. `month` is a folder of
+trials written under new names, opened as `--resume` does and reported; other work ran on the machine.""",
+    "cut_network": """Three raylets in network namespaces, simulated engine that sleeps: the link of the first is taken
+down after a quarter of the trials, the raylet of the second killed after half. Seconds are since the start; `lost`
+names the trials that ended with their node. The sweep ends once the trial on the node that was cut off is given up, so
+`end` less `cut` bounds how long Ray takes to notice.""",
     "chaos": "Trials on the stub server with a random fault each, the driver killed in between: what was kept.",
     "implausible": """Lies of the stub server, each told to one trial of the real engine. Caught: the trial failed, and
 the rule ([plausible.py](../sweeps/results/plausible.py)) or kind of failure named here says why. A believed block is

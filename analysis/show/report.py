@@ -22,6 +22,7 @@ from analysis.judge.verdict import Side, SweepVerdict
 from analysis.judge.verify_parts import VerifyPart, VerifyParts
 from analysis.judge.what_if import Saving, StepNeed, ms_to_break_even, savings
 from analysis.show import charts
+from analysis.show.nodes import nodes_apart
 from analysis.show.wording import (
     METRIC_NAMES,
     blocks_only,
@@ -319,6 +320,8 @@ def _drift(verdict: SweepVerdict) -> str:
     title = "Did the machine drift"
     rates = [run.tok_s for run in verdict.control_runs]
     inside = "" if verdict.server_drift is None else f" {drift_inside(verdict.server_drift)}"
+    if apart := nodes_apart(verdict.control_runs):
+        inside += f" {apart}"
     if len(rates) < 2:
         return _section(title, f"The control has fewer than two valid runs, so the drift is unknown.{inside}")
     text = (
