@@ -49,7 +49,7 @@ from sweeps.spec.workload import plan_blocks
 NUM_TRIALS, NUM_OF_A_MONTH = 2000, 20_000
 """20,000 trials are 27 an hour for 30 days: one node at two minutes a trial, or eight at 18."""
 REPORTED = (60, 120, 240)
-"""Trials of the folders that are reported: the model of launches takes cubic time in its cells."""
+"""Trials of the folders that are reported: 240 take minutes."""
 _MEMORY = Path("/dev/shm")
 """A folder in memory: what is measured is Arrow and Python, not the disk."""
 PER_NODE = 16
