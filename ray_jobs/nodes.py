@@ -51,6 +51,10 @@ class Nodes:
         self._fit: dict[str, Node] = {}
         self._asked: dict[str, tuple[Node, Any, float]] = {}
         self._left_out: dict[str, str] = {}
+        self._held: set[str] = set()
+        """Node ids of nodes that this sweep has placed a trial on."""
+        self._available: Mapping[str, Mapping[str, float]] = {}
+        """Node id -> what nobody holds."""
         self._findings: deque[Finding] = deque()
         self._marker = folder.root / f".seen-{uuid.uuid4().hex[:8]}"
         self._looked_s = float("-inf")
@@ -74,9 +78,27 @@ class Nodes:
         return len(self._fit)
 
     def free(self, busy: Collection[str]) -> list[Node]:
-        """Nodes that may hold a trial and hold none of `busy` (node ids), in the order in which they came."""
+        """Nodes that may hold a trial and hold none of `busy` (node ids), in the order in which they came.
+
+        A node whose GPUs others hold is not among them, unless nothing else is left: then its trial waits for them.
+        """
         self.refresh()
-        return [node for node_id, node in self._fit.items() if node_id not in busy]
+        free = [node for node_id, node in self._fit.items() if node_id not in busy]
+        at_once = [node for node in free if node.node_id in self._held or self._has_free_gpus(node)]
+        return at_once or ([] if busy else free)
+
+    def hold(self, node: Node) -> None:
+        """A trial is placed on a node: from then on its GPUs are those of this sweep."""
+        self._held.add(node.node_id)
+
+    def there(self) -> frozenset[str]:
+        """Node ids of all nodes that may hold a trial."""
+        self.refresh()
+        return frozenset(self._fit)
+
+    def _has_free_gpus(self, node: Node) -> bool:
+        free = self._available.get(node.node_id)
+        return free is None or free.get("GPU", 0.0) >= self._spec.resources.gpus
 
     def holds(self, node: Node) -> bool:
         """Whether a node is still there and not left out."""
@@ -101,6 +123,7 @@ class Nodes:
             return
         is_first, self._looked_s = self._looked_s == float("-inf"), time.monotonic()
         alive = {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
+        self._available = ray._private.state.available_resources_per_node()  # the public call sums over nodes
         for node_id in [node_id for node_id in self._fit if node_id not in alive]:
             lost = self._fit.pop(node_id)
             self._findings.append(Finding(event="node_lost", detail=lost.name))

@@ -40,6 +40,7 @@ class Placement:
         if found is not None:
             trial, node = found
             self._on[tune_id] = node, trial
+            self._nodes.hold(node)
             self._serving[node.node_id] = trial.launch_key
             if trial.role == "control":
                 self._controls[node.name] = trial.start_index or 0
@@ -53,8 +54,7 @@ class Placement:
 
     def stranded(self) -> list[str]:
         """Tune's ids of trials whose node is gone: Tune itself would wait for the node for ever."""
-        self._nodes.refresh()
-        there = {node.node_id for node in self._nodes.free(())}
+        there = self._nodes.there()
         return [tune_id for tune_id, (node, _) in self._on.items() if node.node_id not in there]
 
     def is_lost(self, tune_id: str) -> bool:

@@ -28,6 +28,10 @@ class FixedNodes(Nodes):
     def lose(self, name: str) -> None:
         del self._fit[name]
 
+    def take_gpus(self, **free: float) -> None:
+        """Others hold the GPUs of some nodes, all but so many."""
+        self._available = {name: {"CPU": 1.0, "GPU": gpus} for name, gpus in free.items()}
+
 
 class Sweep:
     """A study whose trials are given to nodes and ended by hand."""
@@ -134,6 +138,26 @@ def test_a_success_between_them_forgives_a_node(tmp_path: Path) -> None:
         if sweep.study.finished:
             break
     assert len(sweep.nodes) == 1
+
+
+def test_a_node_whose_gpus_others_hold_is_passed_over_until_they_are_free(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, "a", "b")
+    sweep.nodes.take_gpus(a=4.0, b=8.0)
+    first = sweep.must()
+    assert first[2] == "b"
+    sweep.nodes.take_gpus(a=4.0, b=0.0)
+    assert sweep.next() is None, "b holds a trial, and a is in use"
+    sweep.end(first)
+    second = sweep.must()
+    assert second[2] == "b", "its GPUs are held by this sweep"
+    sweep.nodes.take_gpus(a=8.0, b=0.0)
+    assert sweep.must()[2] == "a"
+
+
+def test_without_a_free_node_the_first_trial_waits(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, "a")
+    sweep.nodes.take_gpus(a=0.0)
+    assert sweep.must()[2] == "a"
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
