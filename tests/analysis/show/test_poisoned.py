@@ -19,7 +19,8 @@ from rich.console import Console
 from analysis.__main__ import main
 from analysis.data.load import load
 from analysis.judge.verdict import SweepVerdict, verdict
-from analysis.show.report import _broken, page, write_report
+from analysis.show.closing_sections import shell_lines
+from analysis.show.report import page, write_report
 from analysis.show.short_form import print_short_form
 from sweeps.foreign_text import console
 from tests.analysis.synthetic import FOUNDING_CONTROL, QUIET, STEPS, Run, write_sweep
@@ -176,6 +177,6 @@ def test_the_folder_that_holds_the_report_must_be_writable(poisoned: Path, tmp_p
     ],
 )
 def test_a_shell_reads_the_broken_command_as_the_same_words(words: list[str]) -> None:
-    text = f"printf '%s\\0' {_broken(shlex.join(words))}"
+    text = f"printf '%s\\0' {shell_lines(shlex.join(words))}"
     ran = subprocess.run(["/bin/sh", "-c", text], capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
     assert ran.stdout.decode().split("\0")[:-1] == words
