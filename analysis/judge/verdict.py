@@ -10,6 +10,7 @@ from typing import Any, Literal
 import polars as pl
 
 from analysis.data.load import Excluded, Results
+from analysis.judge.about import Fact, about
 from analysis.judge.anchors import ServerDrift, server_drift
 from analysis.judge.apart import apart
 from analysis.judge.break_even import BreakEven, break_even
@@ -90,6 +91,8 @@ class SweepVerdict:
     sweep_id: str
     engine: str
     machine: str | None
+    about: tuple[Fact, ...]
+    """Model, server, machine, prompts, date."""
     pinned: bool
     control: Side | None
     best: Side | None
@@ -149,6 +152,7 @@ def verdict(results: Results) -> SweepVerdict:
         sweep_id=results.sweep_id,
         engine=results.engine,
         machine=next(iter(results.all_trials["machine"].drop_nulls()), None),
+        about=about(results),
         pinned=results.pinned,
         control=control,
         best=best,

@@ -18,6 +18,7 @@ def document(verdict: SweepVerdict) -> dict[str, Any]:
         "sweep_id": verdict.sweep_id,
         "engine": verdict.engine,
         "machine": verdict.machine,
+        "about": {fact.name: fact.value for fact in verdict.about},
         "acceptance": "pinned" if verdict.pinned else "measured",
         "confidence": CONFIDENCE,
         "control": _side(verdict.control),

@@ -15,18 +15,14 @@ from analysis.judge.mixed_model import DOUBT
 from analysis.judge.verdict import SweepVerdict
 from analysis.show.answer_sections import concurrencies, dimensions, throughput
 from analysis.show.closing_sections import cost, drift, launch, left_out
+from analysis.show.configuration_section import configurations, measured
 from analysis.show.cycle_sections import cycle, what_if
 from analysis.show.elements import side_tile, tile, todays_phases
-from analysis.show.wording import hours
+from analysis.show.wording import hours, nccl_answer
 from sweeps.results.writing import replace_text
 
-_DRAW = """
-for (const place of document.querySelectorAll("div.figure")) {
-  const figure = JSON.parse(place.dataset.figure);
-  Plotly.newPlot(place, figure.data, figure.layout, {displayModeBar: false, responsive: true});
-}
-"""
 _TEMPLATE = Path(__file__).with_name("page.html")
+_DRAW = Path(__file__).with_name("page.js")
 _HOW = (
     "Throughput is all decoded tokens over all decode seconds, accept length all tokens over all verify cycles. "
     "Intervals (95%) cover launches, communicators, drift and prompts. One model is fitted to all launches: each kind "
@@ -51,11 +47,13 @@ def page(verdict: SweepVerdict) -> str:
     sections = (
         _header(verdict),
         _tiles(verdict),
+        measured(verdict),
         throughput(verdict),
         concurrencies(verdict),
         cycle(verdict),
         dimensions(verdict),
         what_if(verdict),
+        configurations(verdict),
         launch(verdict),
         left_out(verdict),
         drift(verdict),
@@ -63,7 +61,7 @@ def page(verdict: SweepVerdict) -> str:
         f"<footer>{escape(_HOW)}</footer>",
     )
     body = "\n".join(sections)
-    scripts = {"plotly": _normal(get_plotlyjs()), "draw": _DRAW}
+    scripts = {"plotly": _normal(get_plotlyjs()), "draw": _normal(_DRAW.read_text(encoding="utf-8"))}
     allowed = " ".join(map(_script_source, scripts.values()))
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title), body=body, allowed=allowed, **scripts
@@ -92,6 +90,7 @@ def _header(verdict: SweepVerdict) -> str:
         f'<header><div class="over"><span>{escape(verdict.sweep_id)}</span><span>{escape(verdict.machine or "")}</span>'
         f'<span class="{shade}">{escape(engine)}</span>{pinned}</div>'
         f"<h1>{escape(head.rstrip('.'))}.</h1><p class='lead'>{escape(lead)}</p>"
+        + (f"<p class='lead'>{escape(nccl)}</p>" if (nccl := nccl_answer(verdict)) else "")
         + (f'<p class="aside">{escape(selection[:1].upper() + selection[1:])}.</p>' if selection else "")
         + "</header>"
     )

@@ -17,6 +17,7 @@ from analysis.show.wording import (
     hours,
     interval_heading,
     launched_alone,
+    nccl_answer,
     percent,
     verdict_words,
     verify_parts_line,
@@ -137,7 +138,7 @@ def _cell(factor: Factor) -> Text:
 
 
 def _lines(verdict: SweepVerdict) -> list[str]:
-    lines = [crossover(verdict)] if verdict.by_concurrency else []
+    lines = [line for line in (nccl_answer(verdict), crossover(verdict) if verdict.by_concurrency else "") if line]
     needed = verdict.break_even
     if needed is not None:
         line = f"Break-even accept length at a cycle of {needed.cycle_ms:.2f} ms: {needed.accept_length:.2f}"

@@ -51,6 +51,20 @@ def percent(value: float) -> str:
     return f"{value:+.0%}" if abs(value) >= 1 else f"{value:+.1%}" if abs(value) >= 0.1 else f"{value:+.2%}"
 
 
+def nccl_answer(verdict: SweepVerdict) -> str:
+    """Whether the NCCL sets matter, in one sentence; empty if the sweep had one set."""
+    groups: dict[str, list[str]] = {}
+    for factor in verdict.factors:
+        if factor.dimension == "nccl" and factor.metric == "tok_s":
+            groups.setdefault(verdict_words(factor.effect), []).append(factor.value)
+    if not groups:
+        return ""
+    reference = next(each.reference for each in verdict.factors if each.dimension == "nccl")
+    order = sorted(groups, key=lambda words: (words != "better", words != "worse", words))
+    told = "; ".join(f"{words}: {', '.join(groups[words])}" for words in order)
+    return f"NCCL sets against {reference}, by throughput: {told}."
+
+
 def communication_bound(found: Communication) -> str:
     """The most that communication settings can win."""
     if not found.ms:
