@@ -26,7 +26,7 @@ _UNSORTED = ("95 % interval", "command")
 def measured(verdict: SweepVerdict) -> str:
     """What the sweep is about."""
     rows = "".join(f"<dt>{escape(fact.name)}</dt><dd>{escape(fact.value)}</dd>" for fact in verdict.about)
-    return section("What was measured", "As the rows of the sweep tell.", f'<dl class="facts">{rows}</dl>')
+    return section("What was measured", "As the rows of this folder say.", f'<dl class="facts">{rows}</dl>')
 
 
 def configurations(verdict: SweepVerdict) -> str:
@@ -41,7 +41,7 @@ def configurations(verdict: SweepVerdict) -> str:
     rows = "".join(_row(verdict, side, shown[side.configuration_id]) for side in verdict.sides)
     field = f'<input type="search" data-filters="{_TABLE_ID}" placeholder="filter" aria-label="filter configurations">'
     table = f'<table id="{_TABLE_ID}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    text = "Fastest first. A heading sorts by its column; the field shows the rows that hold all of its words."
+    text = "Fastest first. A heading sorts by its column; the field keeps the rows whose name holds all of its words."
     return section("Configurations", text, field, f'<div class="scroll">{table}</div>')
 
 

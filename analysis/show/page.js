@@ -91,7 +91,7 @@ for (const field of document.querySelectorAll("input[data-filters]")) {
   field.addEventListener("input", () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of document.getElementById(field.dataset.filters).tBodies[0].rows) {
-      const text = row.textContent.toLowerCase();
+      const text = row.cells[0].textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }
   });
