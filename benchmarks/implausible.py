@@ -18,8 +18,10 @@ from pathlib import Path
 
 from benchmarks.record import record
 from sweeps.engines.sglang.engine import SGLangEngine
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import ResultsFolder, read_part
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space

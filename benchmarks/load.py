@@ -34,8 +34,10 @@ from ray_jobs.trial_actor import SweepRun
 from ray_jobs.tune_bridge import SweepObserver
 from sweeps.engines.base import Engine
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import TABLES, ResultsFolder, read_part, read_table, write_part
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.resume import read_earlier

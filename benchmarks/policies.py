@@ -18,8 +18,8 @@ from benchmarks.landscapes import Landscape, Replay
 from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.replay.engine import ReplayEngine
 from sweeps.engines.simulated.engine import SimulatedEngine
+from sweeps.measure.launch_evidence import reads_none_of
 from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import reads_none_of
 from sweeps.search.cycle_model.rules import Rules
 from sweeps.search.samplers import build_search
 from sweeps.search.study import SweepStudy

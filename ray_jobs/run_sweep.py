@@ -27,7 +27,7 @@ from ray_jobs.stored_results import StoredResults, stored_results
 from sweeps.command_end import end
 from sweeps.engines import open_engine
 from sweeps.foreign_text import console
-from sweeps.measure.trial import recover
+from sweeps.measure.recovery import recover
 from sweeps.redaction import redacted_variables, redacted_words
 from sweeps.results.store import is_url
 from sweeps.results.tables import ResultsFolder

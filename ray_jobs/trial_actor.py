@@ -11,9 +11,11 @@ from ray import tune
 
 from sweeps.engines.base import Engine
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import last_end_s
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import ResultsFolder
 from sweeps.results.writing import full_disk
 from sweeps.spec.model import SweepSpec

@@ -23,6 +23,7 @@ from ray_jobs.trial_actor import SweepRun, SweepTrainable
 from sweeps.engines.summary import BlockSummary
 from sweeps.foreign_text import one_line
 from sweeps.measure.records import Decision, FailureKind, Outcome, PlannedTrial, kind_for_search
+from sweeps.measure.recovery import recover
 from sweeps.measure.rows import (
     PROCESS_DIED,
     invalid_row,
@@ -31,7 +32,6 @@ from sweeps.measure.rows import (
     record_decision,
     record_findings,
 )
-from sweeps.measure.trial import recover
 from sweeps.results.tables import ResultsFolder, write_part
 from sweeps.results.writing import StorageError, full_disk
 from sweeps.search.optuna_study import InvalidSuggestion

@@ -21,7 +21,9 @@ from ray_jobs.results import open_results
 from ray_jobs.run_sweep import open_sweep
 from sweeps import SpecsweepError
 from sweeps.command_end import end
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import TABLES, ResultsFolder, TableError, read_parts, read_table
 from sweeps.search.study import SweepStudy
 from sweeps.spec.reading import parse_spec

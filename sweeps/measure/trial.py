@@ -7,90 +7,25 @@ two. Whatever happens, every second of held GPUs is in the ledger and everything
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Literal
 
-from sweeps.engines.base import BlockRecord, Engine, EngineError, Evidence, KernelTime, LaunchReport
+from sweeps.engines.base import EngineError, KernelTime, LaunchReport
 from sweeps.engines.command import secret_values
 from sweeps.engines.sglang.limits import check_limits
 from sweeps.engines.summary import BlockSummary, summarise
-from sweeps.measure.block_facts import allowed_rules, facts_of_block, shared_prefixes
+from sweeps.measure.block_checks import BlockChecks
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.launch_evidence import reads_none_of, refuse_not_effective
 from sweeps.measure.ledger import Ledger
-from sweeps.measure.output_check import (
-    FEWEST_AGAINST_A_CONTROL,
-    Outputs,
-    control_outputs,
-    outputs_of,
-    refuse_inert_draft,
-    refuse_wrong_output,
-)
-from sweeps.measure.records import FailureKind, Outcome, PlannedTrial
+from sweeps.measure.records import Outcome, PlannedTrial
 from sweeps.measure.rows import block_row, interrupted, interrupted_columns, prune_reason, report_columns, trial_row
+from sweeps.measure.trial_context import TrialContext
 from sweeps.redaction import without_values
-from sweeps.results.journal import Journal, Row, TrialRows, left_journals, read_journal, set_aside
-from sweeps.results.nccl_acts import is_unread, variables_read
-from sweeps.results.plausible import suspect
-from sweeps.results.tables import ResultsFolder, TableError
-from sweeps.spec.model import ChecksSpec, EngineSpec, Traced
-from sweeps.spec.space import Configuration
+from sweeps.results.journal import Journal, Row, TrialRows
+from sweeps.results.tables import TableError
 from sweeps.spec.workload import Block
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialContext:
-    """What all trials of a sweep on one node have in common."""
-
-    sweep_id: str
-    folder: ResultsFolder
-    blocks: tuple[Block, ...]
-    """Warm-up blocks, then measured blocks."""
-    num_gpus: int
-    checks: ChecksSpec = field(default_factory=ChecksSpec)
-    traced: Traced = "every_trial"
-    anchors: bool = False
-    """Measure step count 0 around each chain inside its live server (`control.in_server`)."""
-    server: EngineSpec | None = None
-    """Given for a real server: configurations that its version cannot run are then refused without a launch."""
-    node: str | None = None
-
-    @property
-    def deciding(self) -> tuple[Block, ...]:
-        """The measured blocks at the first concurrency: what a trial reports."""
-        first = self.blocks[0].concurrency
-        return tuple(block for block in self.blocks if not block.warmup and block.concurrency == first)
-
-
-@dataclass(slots=True)
-class HeldEngine:
-    """An engine and what is known about the server that it holds between trials."""
-
-    engine: Engine
-    not_before_s: float = 0.0
-    """The time at which an earlier engine's rows of this node end: a clock that started anew goes on from there."""
-    live_launch_key: str | None = None
-    report: LaunchReport | None = None
-    version: str | None = None
-    """Version of the serving engine; known since the first launch."""
-    anchored: bool = False
-    """An anchor is the last thing that the server measured."""
-    offset_s: float = field(init=False)
-    """From the engine's clock to that of the rows."""
-    free_since_s: float = field(init=False)
-    """When the last trial let go; from there on the GPUs idle."""
-
-    def __post_init__(self) -> None:
-        self.offset_s = max(0.0, self.not_before_s - self.engine.now_s())
-        self.free_since_s = self.now_s()
-
-    def now_s(self) -> float:
-        """The clock of the rows: the engine's, never behind what an earlier engine wrote."""
-        return self.engine.now_s() + self.offset_s
-
-    def close(self) -> None:
-        """Stop the server. Raises EngineError (`gpu_not_clean`)."""
-        self.live_launch_key = self.report = None
-        self.engine.close()
 
 
 class Measurement:
@@ -104,14 +39,12 @@ class Measurement:
         self._ledger = Ledger(held.now_s, since_s=held.free_since_s)
         self._relaunched: bool | None = None
         self._measured = 0
-        self._allowed = allowed_rules(context.checks, trial.acceptance)
-        self._shared = shared_prefixes(prompt for block in context.blocks for prompt in block.prompts)
-        self._controls: tuple[Outputs, ...] | None = None
         self._kernels: tuple[KernelTime, ...] = ()
         self._outcome: Outcome | None = None
         if (finished := context.folder.part("trials", trial.trial_id, attempt)).exists():
             raise TableError(f"{finished}: this trial was measured already, and nothing is written over it")
         self._rows = TrialRows(trial=self._first_row())
+        self._checks = BlockChecks(trial, context, self._rows)
         self._journal = Journal(context.folder.journal(trial.trial_id, attempt))
         self._journal.append("trial", trial=self._rows.trial)
 
@@ -164,7 +97,7 @@ class Measurement:
                 if self._is_stopping():
                     return self.stop()
                 summary = self._measure(blocks[self._measured])
-                self._check_output()
+                self._checks.refuse_output()
                 if summary is not None:
                     return summary
             self._anchor("after")
@@ -236,7 +169,7 @@ class Measurement:
             return
         self._ledger.charge("measure")
         summary = summarise(record, block_index=block.index)
-        broken = self._judge(record, summary, block, self._trial.configuration.target_alone())
+        broken = self._checks.judge(record, summary, block, self._trial.configuration.target_alone())
         record = replace(record, started_s=record.started_s + held.offset_s)
         summary = replace(summary, started_s=record.started_s)
         row = {**self._rows.keys, "place": place, **block_row(record, summary, block, broken)}
@@ -270,33 +203,11 @@ class Measurement:
         """
         summary = self._take(block)
         if summary is None:
-            self._refuse_implausible()
+            self._checks.refuse_implausible()
         for beside in self._context.blocks:
             if not beside.warmup and beside.index == block.index and beside.concurrency != block.concurrency:
                 self._take(beside)
         return summary
-
-    def _refuse_implausible(self) -> None:
-        """Half of the blocks must be sound: fewer leave nothing that the trial can be compared by."""
-        blocks = self._context.deciding
-        lies = [row for row in self._rows.blocks if row["suspect"] and row["concurrency"] == blocks[0].concurrency]
-        if 2 * len(lies) > len(blocks):
-            raise EngineError(
-                f"{len(lies)} of {len(blocks)} blocks cannot be true: block {lies[0]['block_index']}: "
-                f"{lies[0]['suspect']}",
-                stage="measure",
-                kind="implausible",
-            )
-
-    def _judge(self, record: BlockRecord, summary: BlockSummary, block: Block, served: Configuration) -> str | None:
-        """Which rules the block breaks; None if it may be compared."""
-        earlier = {
-            row["prompt_id"]: row["output_hash"]
-            for row in self._rows.requests
-            if row["concurrency"] == block.concurrency
-        }
-        facts = facts_of_block(record, summary, block, served, shared=self._shared, earlier=earlier)
-        return suspect(facts, allowed=self._allowed)
 
     def _take(self, block: Block) -> BlockSummary | None:
         """Run and record one block; None if it is suspect."""
@@ -304,7 +215,7 @@ class Measurement:
         record = self._held.engine.run_block(block)
         self._ledger.charge("measure")
         summary = summarise(record, block_index=block.index)
-        broken = self._judge(record, summary, block, self._trial.configuration)
+        broken = self._checks.judge(record, summary, block, self._trial.configuration)
         record = replace(record, started_s=record.started_s + self._held.offset_s)
         summary = replace(summary, started_s=record.started_s)
         row = {**self._rows.keys, **block_row(record, summary, block, broken)}
@@ -317,26 +228,6 @@ class Measurement:
         self._stamp()
         self._journal.append("block", trial=self._rows.trial, block=row, requests=requests, cycles=record.cycles)
         return None if broken else summary
-
-    def _check_output(self) -> None:
-        """Raise EngineError for an inert draft or wrong output. Pinned acceptance makes neither mean anything."""
-        if self._trial.acceptance == "pinned":
-            return
-        if self._context.checks.inert_draft == "refuse":
-            refuse_inert_draft(self._rows.blocks)
-        greedy = all(block.temperature == 0 for block in self._context.blocks)
-        if self._context.checks.wrong_output == "refuse" and greedy:
-            if self._controls is None:
-                self._controls = control_outputs(self._context.folder)
-            if self._trial.role == "control" and len(self._controls) < FEWEST_AGAINST_A_CONTROL:
-                return
-            refuse_wrong_output(outputs_of(self._sound_requests()), self._controls)
-
-    def _sound_requests(self) -> list[Row]:
-        """Rows of `requests` whose block is not suspect."""
-        place = ("block_index", "concurrency")
-        lies = {tuple(row[name] for name in place) for row in self._rows.blocks if row["suspect"]}
-        return [row for row in self._rows.requests if tuple(row[name] for name in place) not in lies]
 
     def _trace(self, block: Block) -> None:
         wanted = {
@@ -402,80 +293,3 @@ class Measurement:
             "started_s": self._ledger.mark_s,
             "ended_s": self._ledger.mark_s,
         }
-
-
-def recover(
-    folder: ResultsFolder, *, num_blocks: int, only: str | None = None, died_of: FailureKind = "interrupted"
-) -> tuple[str, ...]:
-    """Write the parts of trials whose process died, from their journals. Returns their trial ids.
-
-    A trial with a decision to prune is pruned, one with all its `num_blocks` blocks (at every concurrency) completed,
-    any other failed. A damaged journal gives what its whole lines hold; it is kept beside, with an event.
-
-    Args:
-        only: this trial alone, if others are running.
-        died_of: the kind of a trial that failed.
-    """
-    recovered = []
-    for path in left_journals(folder):
-        content = read_journal(path)
-        rows = content.rows
-        if only is not None and (rows is None or rows.trial["trial_id"] != only):
-            continue
-        if rows is not None and not _is_written(folder, rows):
-            trial_id = rows.trial["trial_id"]
-            if content.damaged_lines:
-                lines = ", ".join(map(str, content.damaged_lines))
-                rows.events.append(
-                    {**rows.keys, "at_s": rows.trial["ended_s"], "event": "journal_damaged", "detail": f"lines {lines}"}
-                )
-            if (reason := prune_reason(folder, trial_id)) is not None:
-                rows.trial.update(status="pruned", reason=reason, stage=None, kind=None)
-            elif len(rows.blocks) >= num_blocks and 2 * sum(map(_is_sound, rows.blocks)) >= len(rows.blocks):
-                rows.trial.update(status="completed", reason=None, stage=None, kind=None)
-            else:
-                rows.trial.update(kind=died_of)
-            rows.write(folder)
-            recovered.append(trial_id)
-        if content.damaged_lines:
-            set_aside(path)
-        else:
-            path.unlink()
-    return tuple(recovered)
-
-
-def _is_sound(block: Row) -> bool:
-    return block.get("suspect") is None
-
-
-def _is_written(folder: ResultsFolder, rows: TrialRows) -> bool:
-    return folder.part("trials", rows.trial["trial_id"], rows.trial["attempt"]).is_file()
-
-
-def refuse_not_effective(evidence: Sequence[Evidence]) -> None:
-    """Raise EngineError (`not_effective`) if a requested setting did not arrive or was overridden.
-
-    Measuring it would report "no effect" of something that was never there.
-    """
-    lost = [seen for seen in evidence if seen.requested is not None and _is_lost(seen)]
-    if lost:
-        first = lost[0]
-        raise EngineError(
-            f"{first.setting}: wanted {first.requested} in rank {first.rank}, seen {first.seen}, "
-            f"effective {first.effective} ({first.grade}{f', {first.detail}' if first.detail else ''}); "
-            f"in ranks {sorted({each.rank for each in lost if each.setting == first.setting})}, "
-            f"settings {', '.join(sorted({each.setting for each in lost}))}",
-            stage="first_request",
-            kind="not_effective",
-        )
-
-
-def reads_none_of(configuration: Configuration, report: LaunchReport) -> bool:
-    """Whether NCCL, by the evidence of a launch, read no variable of the configuration's NCCL set."""
-    read = variables_read((each.setting, each.read_by_nccl) for each in report.evidence)
-    return is_unread(dict(configuration.nccl_env), read)
-
-
-def _is_lost(setting: Evidence) -> bool:
-    """It did not arrive, or not as asked. A variable that arrived and that nothing reads is swept on purpose."""
-    return setting.grade == "overridden" or (setting.grade == "not_seen" and setting.seen != setting.requested)

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(sys.argv[1])  # after this environment's own packages: only what is missing comes from there
 from sweeps.spec.space import Space
 from sweeps.search.study import SweepStudy
-from sweeps.measure.trial import HeldEngine
+from sweeps.measure.held_engine import HeldEngine
 from tests.sweeps.stub_engine import StubEngine, drive, stub_context, stub_spec
 
 spec = stub_spec("study: {sampler: {name: gp, options: {n_startup_trials: 2}}, pruner: {name: median}}\\n")

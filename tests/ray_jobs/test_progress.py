@@ -10,8 +10,9 @@ from rich.console import Console
 
 from ray_jobs.progress import SweepProgress
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Outcome
-from sweeps.measure.trial import HeldEngine, Measurement
+from sweeps.measure.trial import Measurement
 from sweeps.search.study import SweepStudy
 from sweeps.spec.names import Acceptance
 from sweeps.spec.space import Space

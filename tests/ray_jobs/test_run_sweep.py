@@ -15,7 +15,7 @@ from ray_jobs.results import open_results
 from ray_jobs.run_sweep import main
 from sweeps.engines import open_engine
 from sweeps.engines.simulated.machine_profile import read_profile
-from sweeps.measure.trial import HeldEngine
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.results.store import fetched, open_store
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.study import SweepStudy

@@ -8,7 +8,7 @@ import pytest
 from ray_jobs import store_lock, stored_results
 from ray_jobs.results import OpenedResults, open_results
 from ray_jobs.stored_results import NOT_UPLOADED, StoredResults, working_folder
-from sweeps.measure.trial import HeldEngine
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.results.store import StoreError, open_store
 from sweeps.results.tables import read_table
 from sweeps.search.study import SweepStudy

@@ -22,7 +22,7 @@ from sweeps.engines.base import Engine
 from sweeps.engines.simulated.engine import SimulatedEngine
 from sweeps.engines.summary import BlockSummary
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
-from sweeps.measure.trial import recover
+from sweeps.measure.recovery import recover
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.optuna_study import InvalidSuggestion
 from sweeps.search.resume import read_observations

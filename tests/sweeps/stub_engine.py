@@ -12,8 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from sweeps.engines.base import BlockRecord, EngineError, Evidence, KernelTime, LaunchReport, Request
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import CYCLE_COLUMNS, ResultsFolder
 from sweeps.search.study import SweepStudy
 from sweeps.spec.model import SweepSpec

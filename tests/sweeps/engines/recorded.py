@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweeps.engines.base import Engine
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import ResultsFolder
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space

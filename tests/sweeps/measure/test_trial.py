@@ -8,9 +8,12 @@ import pytest
 
 from sweeps.engines.base import BlockRecord, EngineError, Evidence
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
+from sweeps.measure.recovery import recover
 from sweeps.measure.rows import last_end_s, record_decision
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, recover
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import ACTIVITIES, ResultsFolder, read_table
 from sweeps.spec.model import EngineSpec, SweepSpec, Traced
 from sweeps.spec.space import Space

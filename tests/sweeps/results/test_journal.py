@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.measure.trial import HeldEngine, Measurement, recover
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.recovery import recover
+from sweeps.measure.trial import Measurement
 from sweeps.results.journal import read_journal
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.space import Space

@@ -7,7 +7,8 @@ import pytest
 
 from sweeps.engines.base import EngineError, Evidence, Kind
 from sweeps.engines.summary import BlockSummary
-from sweeps.measure.trial import HeldEngine, Measurement
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.trial import Measurement
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.resume import read_earlier, read_observations
 from sweeps.spec.space import Space

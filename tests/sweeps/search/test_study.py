@@ -14,8 +14,10 @@ from optuna.trial import TrialState
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.summary import BlockSummary
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.measure.records import Decision, Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, recover
+from sweeps.measure.recovery import recover
+from sweeps.measure.trial import Measurement
 from sweeps.results.tables import ResultsFolder
 from sweeps.search.observations import Observations
 from sweeps.search.resume import read_observations

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from sweeps.measure.trial import HeldEngine
+from sweeps.measure.held_engine import HeldEngine
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.search.resume import Earlier, read_earlier
 from sweeps.search.study import SweepStudy

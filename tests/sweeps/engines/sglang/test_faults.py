@@ -21,8 +21,11 @@ from sweeps.engines.base import EngineError
 from sweeps.engines.process import lease
 from sweeps.engines.sglang.engine import SGLangEngine
 from sweeps.engines.sglang.evidence import keep_nccl_logs
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.launch_evidence import refuse_not_effective
 from sweeps.measure.records import Outcome, PlannedTrial
-from sweeps.measure.trial import HeldEngine, Measurement, TrialContext, refuse_not_effective
+from sweeps.measure.trial import Measurement
+from sweeps.measure.trial_context import TrialContext
 from sweeps.results.tables import ResultsFolder, read_table
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space

@@ -11,7 +11,8 @@ import pytest
 
 from sweeps.engines.base import EngineError
 from sweeps.engines.sglang.engine import SGLangEngine
-from sweeps.measure.trial import HeldEngine, Measurement
+from sweeps.measure.held_engine import HeldEngine
+from sweeps.measure.trial import Measurement
 from sweeps.spec.model import Deadlines, EngineSpec, ResourceSpec, SearchSpec, SweepSpec, WorkloadSpec
 from sweeps.spec.space import Configuration, Space
 from sweeps.spec.workload import plan_blocks
