@@ -119,16 +119,25 @@ def print_plan(
             line = one_line(_command_line(launch_key, command_of(first)))
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     gpus = spec.resources.gpus
-    limit = spec.budget.gpu_hours
     console.print(
         f"at most {bounds.num_trials} trials (controls included) in {bounds.num_launches} launches: "
         f"{bounds.gpu_hours(gpus):.1f} GPU hours on {gpus} GPUs "
         f"({bounds.cold_boot_s:.0f} s for the first launch, {bounds.boot_s:.0f} s for each later one, "
-        f"{bounds.trial_s:.0f} s per trial; {bounds.source})"
-        + ("" if limit is None else f"; budget.gpu_hours ends the sweep at {limit:g}"),
+        f"{bounds.trial_s:.0f} s per trial; {bounds.source})" + _limits(spec, bounds.gpu_hours(gpus)),
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _limits(spec: SweepSpec, gpu_hours: float) -> str:
+    """What ends the sweep before the estimate does."""
+    budget = spec.budget
+    told = ""
+    if budget.gpu_hours is not None and budget.gpu_hours < gpu_hours:
+        told += f"; budget.gpu_hours ends the sweep at {budget.gpu_hours:g} GPU hours"
+    if budget.wall_hours is not None and budget.wall_hours * spec.resources.gpus < gpu_hours:
+        told += f"; budget.wall_hours ends the driver at {budget.wall_hours:g} hours"
+    return told
 
 
 def _sets(command: Command) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ray_jobs.budgets import add_budget_options, with_budget
 from ray_jobs.plan import Command, estimate, print_plan
 from ray_jobs.progress import SweepProgress
 from ray_jobs.ray_settings import settle_environment
@@ -67,11 +68,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m ray_jobs.r
     """
     arguments = _parser(prog).parse_args(argv)
     settle_environment()
-    return end(lambda: _dry_run(arguments.spec) if arguments.dry_run else _run(arguments))
+    return end(lambda: _dry_run(arguments) if arguments.dry_run else _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    asked = _read(arguments.spec)
+    asked = _read(arguments)
     SweepStudy(asked.spec, asked.space)  # a sampler, pruner or option that does not fit is refused at once
     if arguments.results is not None and is_url(arguments.results):
         with stored_results(arguments.results, arguments.folder) as stored:
@@ -181,8 +182,8 @@ def _clock(spec: SweepSpec, held_s: Callable[[], float]) -> Callable[[], float]:
     return held_s if spec.engine.is_virtual else time.monotonic
 
 
-def _dry_run(path: Path) -> int:
-    asked = _read(path)
+def _dry_run(arguments: argparse.Namespace) -> int:
+    asked = _read(arguments)
     spec, space, blocks = asked.spec, asked.space, asked.blocks
     SweepStudy(spec, space)
     virtual = spec.engine.is_virtual
@@ -214,9 +215,9 @@ def _command(spec: SweepSpec, space: Space, configuration: Configuration) -> Com
     )
 
 
-def _read(path: Path) -> Asked:
-    path = find_spec(path)
-    spec = read_spec(path)
+def _read(arguments: argparse.Namespace) -> Asked:
+    path = find_spec(arguments.spec)
+    spec = with_budget(read_spec(path), arguments)
     blocks = plan_blocks(spec.workload, folder=path.resolve().parent)
     if spec.engine.is_virtual:  # an unknown machine, drafter or recording is refused here, not in every trial
         open_engine(spec, ResultsFolder(default_root(spec)))
@@ -246,6 +247,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--retry-failed", action="store_true", help="with --resume: try failed configurations again, whatever the cause"
     )
+    add_budget_options(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the space, the commands and the cost; run nothing"
     )
