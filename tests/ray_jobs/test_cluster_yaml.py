@@ -85,7 +85,7 @@ def test_every_part_of_the_requirements_pins_everything() -> None:
         lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text(encoding="utf-8").splitlines()]
         pins = [line for line in lines if line and not line.startswith("-r ")]
         assert pins
-        assert all(re.fullmatch(r"[A-Za-z0-9-]+(\[[a-z,]+\])?==[0-9.]+", pin) for pin in pins), name
+        assert all(re.fullmatch(r"[A-Za-z0-9-]+(\[[a-z0-9,]+\])?==[0-9.]+", pin) for pin in pins), name
 
 
 def test_the_light_part_has_no_torch() -> None:
