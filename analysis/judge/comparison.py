@@ -16,9 +16,10 @@ import numpy as np
 
 from analysis.data.load import Results
 from analysis.judge.cells import Array, Cells, cells
-from analysis.judge.effects import Effect, Verdict, compare, judge
-from analysis.judge.factors import Point, points
+from analysis.judge.claims import Effect, Verdict, judge
+from analysis.judge.effects import compare_all
 from analysis.judge.fitted import fit_cells
+from analysis.judge.points import Point, points
 from sweeps.results.tables import ResultsFolder, TableError
 
 METRICS = ("tok_s", "cycle_ms", "draft_ms", "verify_ms", "extend_ms", "accept_length")
@@ -247,7 +248,7 @@ def _effects(joined: Cells, matched: list[tuple[Point, Point]]) -> list[Effect |
         for place, sweep in enumerate("AB")
     }
     fitted = fit_cells(_of(joined, settings), settings, launches_matter=joined.metric != "accept_length")
-    found = [compare(fitted, {_key("B", two): 1.0, _key("A", one): -1.0}) for one, two in matched]
+    found = compare_all(fitted, [{_key("B", two): 1.0, _key("A", one): -1.0} for one, two in matched])
     judged = iter(judge([effect for effect in found if effect is not None]))
     return [None if effect is None else next(judged) for effect in found]
 

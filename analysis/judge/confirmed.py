@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from analysis.data.load import Results
-from analysis.judge.effects import MARGIN
+from analysis.judge.claims import MARGIN
 from analysis.judge.fitted import Fitted
 
 _NORMAL = 1.96

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from analysis.judge.cells import Array, Cells
-from analysis.judge.mixed_model import Cell, Posterior, fit, follow
+from analysis.judge.covariance import Cell
+from analysis.judge.mixed_model import Posterior, fit, follow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

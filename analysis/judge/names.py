@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.judge.factors import Point, draft_tokens_are_derived
+from analysis.judge.points import Point, draft_tokens_are_derived
 from sweeps.results.tables import DRAFTING_COLUMNS
 
 _SHORT = {"num_steps": "steps {}", "eagle_topk": "top-k {}", "num_draft_tokens": "{} draft tokens", "nccl": "nccl {}"}

@@ -16,7 +16,8 @@ import numpy as np
 
 from analysis.data.load import Results
 from analysis.judge.phases import Phases, communication_ms
-from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict
 
 _DRAFTER_COLLECTIVES = 4
 _BYTES_PER_VALUE = 2

@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis.data.load import Results
 from analysis.judge.cells import Cells
-from analysis.judge.factors import Point
+from analysis.judge.points import Point
 from sweeps.results.nccl_acts import may_act
 
 _DEFAULT = "default"

@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import polars as pl
 
 from analysis.data.load import Excluded, Results
 from analysis.judge.about import Fact, about
 from analysis.judge.anchors import ServerDrift, server_drift
-from analysis.judge.apart import apart
 from analysis.judge.break_even import BreakEven, break_even
 from analysis.judge.cells import all_cells
+from analysis.judge.claims import MARGIN
 from analysis.judge.confirmed import Confirmation, confirmation
 from analysis.judge.costs import Cost, cost
-from analysis.judge.effects import MARGIN, Effect, Level, Verdict, compare, judge, level, product_interval, withheld
-from analysis.judge.factors import FACTOR_METRICS, Factor, Point, factors, observe, observe_all, points, step_chain
+from analysis.judge.effects import level, product_interval
+from analysis.judge.factors import FACTOR_METRICS, Factor, factors, observe, observe_all
 from analysis.judge.fitted import Fitted
 from analysis.judge.names import short_names
+from analysis.judge.pays import Pays, speculation_pays
 from analysis.judge.phases import Communication, Phases, communication, phases
+from analysis.judge.points import Point, points, step_chain
+from analysis.judge.sides import Side, fastest, sides_of
 from analysis.judge.verify_parts import VerifyParts, verify_parts
 from analysis.judge.what_if import StepNeed, step_needs
-from sweeps.redaction import shell_line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One configuration, its throughput and how to launch it."""
-
-    configuration_id: str
-    label: str
-    speculates: bool
-    num_steps: int
-    role: Literal["control", "candidate"]
-    pruned: bool
-    """Stopped early in every one of its trials: not eligible as best."""
-    tok_s: float
-    interval: tuple[float, float] | None
-    interval_covers: str
-    num_launches: int
-    num_blocks: int
-    against_control: Effect | None
-    launch_command: str
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pays:
-    """The best speculative configuration against the best without speculation."""
-
-    verdict: Verdict
-    sentence: str
-    effect: Effect | None
-    reason: str | None
-    speculative: Side | None
-    plain: Side | None
-    selection: str
-    """How choosing the best of many is accounted for, and what else the two sides differ in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +98,11 @@ def verdict(results: Results) -> SweepVerdict:
     everything = points(results)
     observed = observe_all(everything, {metric: totals[metric] for metric in (*FACTOR_METRICS, "cycle_ms")})
     throughput = observed["tok_s"]
-    sides = _widened(_sides(results, everything, throughput), throughput)
+    sides = sides_of(results, everything, throughput)
     control = next((side for side in sides if side.role == "control"), None)
-    speculative = _fastest(sides, speculates=True)
-    plain = _fastest(sides, speculates=False)
-    pays = _pays(results, throughput, sides, speculative, plain)
+    speculative = fastest(sides, speculates=True)
+    plain = fastest(sides, speculates=False)
+    pays = speculation_pays(results, throughput, sides, speculative, plain)
     best, best_reason = _best(results, sides, control)
     held = None
     if best is not None:
@@ -192,46 +157,13 @@ def _by_concurrency(results: Results) -> tuple[AtConcurrency, ...]:
     for concurrency in sorted(results.concurrencies):
         here = results.at(concurrency)
         throughput = observe(here, "tok_s")
-        sides = _widened(_sides(here, points(here), throughput), throughput)
+        sides = sides_of(here, points(here), throughput)
         control = next((side for side in sides if side.role == "control"), None)
         best, best_reason = _best(here, sides, control)
-        pays = _pays(here, throughput, sides, _fastest(sides, speculates=True), _fastest(sides, speculates=False))
+        pays = speculation_pays(
+            here, throughput, sides, fastest(sides, speculates=True), fastest(sides, speculates=False)
+        )
         found.append(AtConcurrency(concurrency=concurrency, best=best, best_reason=best_reason, speculation_pays=pays))
-    return tuple(found)
-
-
-def _sides(results: Results, everything: Sequence[Point], throughput: Fitted) -> tuple[Side, ...]:
-    controls = set(results.trials.filter(pl.col("role") == "control")["configuration_id"])
-    reference = next(iter(sorted(controls)), None)
-    levels = {point.configuration_id: level(throughput, point.configuration_id) for point in everything}
-    others = [point.configuration_id for point in everything if point.configuration_id != reference]
-    against: dict[str, Effect] = {}
-    if reference is not None:
-        found = {key: compare(throughput, {key: 1.0, reference: -1.0}) for key in others}
-        compared = {key: effect for key, effect in found.items() if effect is not None}
-        against = dict(zip(compared, judge(list(compared.values())), strict=True))
-    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in results.trials.sort("started_s").iter_rows(named=True):
-        rows[row["configuration_id"]].append(row)
-    sides = [
-        _side(rows[point.configuration_id], point, reached, against.get(point.configuration_id), controls)
-        for point in everything
-        if (reached := levels[point.configuration_id]) is not None
-    ]
-    return tuple(sorted(sides, key=lambda side: -side.tok_s))
-
-
-def _widened(sides: Sequence[Side], throughput: Fitted) -> tuple[Side, ...]:
-    """The fastest of each kind was chosen by these same measurements: the lower end of its interval is moved out."""
-    chosen = {}
-    for speculates in (False, True):
-        group = [side for side in sides if side.speculates == speculates and not side.pruned]
-        if len(group) > 1:
-            chosen[group[0].configuration_id] = len(group)
-    found = []
-    for side in sides:
-        reached = level(throughput, side.configuration_id, selected_among=chosen.get(side.configuration_id, 1))
-        found.append(side if reached is None else replace(side, interval=reached.interval))
     return tuple(found)
 
 
@@ -244,43 +176,6 @@ def _outliers(results: Results, throughput: Fitted) -> Iterator[str]:
             f"the launch of {', '.join(served)} is {faster} than all other launches predict (by {abs(away):.1f} "
             "standard deviations); nothing is claimed that rests on it alone"
         )
-
-
-def _side(
-    rows: Sequence[Mapping[str, Any]], point: Point, reached: Level, against: Effect | None, controls: set[str]
-) -> Side:
-    newest = rows[-1]
-    environment = dict(newest["environment"] or {})
-    return Side(
-        configuration_id=point.configuration_id,
-        label=point.label,
-        speculates=point.speculates,
-        num_steps=int(point.settings["num_steps"] or 0),
-        role="control" if point.configuration_id in controls else "candidate",
-        pruned=all(row["status"] == "pruned" for row in rows),
-        tok_s=reached.value,
-        interval=reached.interval,
-        interval_covers=reached.covers,
-        num_launches=reached.num_launches,
-        num_blocks=reached.num_blocks,
-        against_control=against,
-        launch_command=_command(newest, environment),
-        environment=environment,
-    )
-
-
-def _command(row: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """For a shell: variables taken out for good, variables set, every flag."""
-    removed = [part for name in row["removed_env"] or () if name not in environment for part in ("-u", name)]
-    settings = [f"{name}={value}" for name, value in sorted(environment.items())]
-    prefix = ["env", *removed, *settings] if removed or settings else []
-    return shell_line([*prefix, *(row["command"] or ())])
-
-
-def _fastest(sides: Sequence[Side], *, speculates: bool) -> Side | None:
-    """Of those that ran to their end; where all were pruned, of those."""
-    group = sorted((side for side in sides if side.speculates == speculates), key=lambda side: side.pruned)
-    return next(iter(group), None)
 
 
 def _best(results: Results, sides: Sequence[Side], control: Side | None) -> tuple[Side | None, str]:
@@ -303,77 +198,6 @@ def _unconfirmed(best: Side, held: Confirmation) -> str:
         f"({', '.join(held.trial_ids)}) it is {abs(held.apart):.1%} {'faster' if held.apart > 0 else 'slower'} than "
         f"that state{'' if held.lead_alone is None else f', {held.lead_alone:+.1%} against the control'}"
     )
-
-
-def _pays(
-    results: Results, throughput: Fitted, sides: Sequence[Side], speculative: Side | None, plain: Side | None
-) -> Pays:
-    selection, effect, reason = "", None, None
-    if results.pinned:
-        reason = "acceptance was simulated (pinned)"
-    elif speculative is None:
-        reason = "no speculative configuration has results"
-    elif plain is None:
-        reason = "no configuration without speculation has results"
-    else:
-        effect, selection = _duel(throughput, sides, speculative, plain)
-        others = apart(results, speculative.configuration_id, plain.configuration_id)
-        selection = "; ".join(filter(None, (selection, others)))
-        reason = "too few common blocks" if effect is None else effect.reason
-        if effect is not None and effect.verdict in ("worse", "equivalent") and not results.search_ended:
-            num_measured = sum(side.speculates for side in sides)
-            reason = (
-                f"the search was cut off after {num_measured} speculative configuration"
-                f"{'' if num_measured == 1 else 's'}, and a faster one may be among those not measured"
-            )
-            effect = withheld(effect, reason)
-    word: Verdict = "undecided" if effect is None else effect.verdict
-    return Pays(
-        verdict=word,
-        sentence=_sentence(word, effect, reason, speculative, plain),
-        effect=effect,
-        reason=reason,
-        speculative=speculative,
-        plain=plain,
-        selection=selection,
-    )
-
-
-def _duel(throughput: Fitted, sides: Sequence[Side], speculative: Side, plain: Side) -> tuple[Effect | None, str]:
-    """Best against best. Each side was chosen by these same measurements, so its end of the interval is moved out."""
-    among, notes = [], []
-    for side in (speculative, plain):
-        rivals = sum((each.speculates, each.pruned) == (side.speculates, side.pruned) for each in sides)
-        among.append(rivals)
-        name = "best speculative" if side.speculates else "best without speculation"
-        if rivals > 1:
-            notes.append(f"{name}: chosen among {rivals} by the same measurements, so its interval is widened")
-        if side.pruned:
-            notes.append(f"{name}: all were pruned, so it is judged on the {side.num_blocks} blocks that it ran")
-    weights = {speculative.configuration_id: 1.0, plain.configuration_id: -1.0}
-    return compare(throughput, weights, selected_among=(among[0], among[1])), "; ".join(notes)
-
-
-def _sentence(
-    word: Verdict, effect: Effect | None, reason: str | None, speculative: Side | None, plain: Side | None
-) -> str:
-    if effect is None or speculative is None or plain is None:
-        return f"Whether speculation pays here is undecided: {reason}."
-    low, high = effect.interval
-    difference = f"{abs(effect.effect):.1%} {'faster' if effect.effect > 0 else 'slower'}"
-    numbers = (
-        f"the best speculative configuration ({speculative.label}) reaches {speculative.tok_s:.1f} tok/s, {difference} "
-        f"than the best without speculation at {plain.tok_s:.1f} tok/s (95% interval {low:+.1%} to {high:+.1%})"
-    )
-    if effect.assumption and not reason:
-        numbers += f"; {effect.assumption}"
-    if word == "better":
-        return f"Speculation pays here: {numbers}."
-    if word == "worse":
-        return f"Speculation does not pay here: {numbers}."
-    if word == "equivalent":
-        return f"Speculation makes no difference here within {effect.margin:.0%}: {numbers}."
-    return f"Whether speculation pays here is undecided: {numbers}; {reason}."
 
 
 def _break_even(

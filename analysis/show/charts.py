@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from analysis.judge.phases import Communication, Phases
-from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict
 
 MOST_ROWS = 24
 """Configurations in one figure; the tables hold the rest."""

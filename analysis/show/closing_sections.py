@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from analysis.data.load import Excluded
-from analysis.judge.effects import MARGIN
+from analysis.judge.claims import MARGIN
 from analysis.judge.verdict import SweepVerdict
 from analysis.show import charts
 from analysis.show.elements import drawing, section, table

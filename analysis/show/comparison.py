@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from analysis.judge.claims import Effect
 from analysis.judge.comparison import METRICS, Comparison, Pair
-from analysis.judge.effects import Effect
 from analysis.show.wording import percent, verdict_words
 from sweeps.foreign_text import one_line
 

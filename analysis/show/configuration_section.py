@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from analysis.judge.phases import Phases
-from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict
 from analysis.show.elements import judged_cell, or_dash, section
 
 _TABLE_ID = "configurations"

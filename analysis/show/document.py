@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from analysis.judge.effects import CONFIDENCE, Effect
+from analysis.judge.claims import CONFIDENCE, Effect
 from analysis.judge.factors import Factor
+from analysis.judge.pays import Pays
 from analysis.judge.phases import Phases
-from analysis.judge.verdict import AtConcurrency, Pays, Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import AtConcurrency, SweepVerdict
 from analysis.judge.verify_parts import VerifyParts
 
 

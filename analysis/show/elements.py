@@ -7,9 +7,10 @@ from html import escape
 
 import plotly.graph_objects as go
 
-from analysis.judge.effects import Effect
+from analysis.judge.claims import Effect
 from analysis.judge.phases import Phases
-from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict
 from analysis.show import charts
 from analysis.show.wording import blocks_only, percent, verdict_words
 

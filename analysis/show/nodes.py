@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from analysis.judge.effects import MARGIN
+from analysis.judge.claims import MARGIN
 from analysis.judge.verdict import ControlRun
 
 

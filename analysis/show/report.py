@@ -10,8 +10,8 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from analysis.judge.effects import MARGIN
-from analysis.judge.mixed_model import DOUBT
+from analysis.judge.claims import MARGIN
+from analysis.judge.priors import DOUBT
 from analysis.judge.verdict import SweepVerdict
 from analysis.show.answer_sections import concurrencies, dimensions, throughput
 from analysis.show.closing_sections import cost, drift, launch, left_out

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.judge.factors import FACTOR_METRICS, Factor
-from analysis.judge.verdict import Side, SweepVerdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict
 from analysis.show.wording import (
     METRIC_NAMES,
     command_note,

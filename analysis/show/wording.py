@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.judge.effects import Effect
+from analysis.judge.claims import Effect
 from analysis.judge.phases import Communication
 from analysis.judge.verify_parts import VerifyParts
 
 if TYPE_CHECKING:
     from analysis.judge.anchors import ServerDrift
-    from analysis.judge.verdict import Side, SweepVerdict
+    from analysis.judge.sides import Side
+    from analysis.judge.verdict import SweepVerdict
 
 METRIC_NAMES: Mapping[str, str] = {
     "tok_s": "throughput",

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from analysis.data.load import Results
-from analysis.judge.effects import Effect
-from analysis.judge.verdict import Pays, Side, SweepVerdict, verdict
+from analysis.judge.claims import Effect
+from analysis.judge.pays import Pays
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict, verdict
 
 Kind = Literal["level", "best level", "against control", "effect", "pays", "break-even", "accuracy"]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from analysis.data.load import load
 from analysis.judge.cells import Cells, cells
-from analysis.judge.effects import MARGIN, Effect, compare, holm, judge, level
+from analysis.judge.claims import MARGIN, Effect, holm, judge
+from analysis.judge.effects import compare, level
 from analysis.judge.factors import observe
 from analysis.judge.fitted import Fitted, fit_cells
 from tests.analysis.synthetic import (

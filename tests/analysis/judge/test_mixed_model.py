@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.judge.mixed_model import _CENTRE, Array, Cell, Posterior, _Model, fit
+from analysis.judge.covariance import Cell
+from analysis.judge.mixed_model import Posterior, _Model, fit
+from analysis.judge.priors import CENTRE, Array
+from analysis.judge.spreads import scored
 
 
 def cell(
@@ -66,9 +69,13 @@ def sweep(
 def test_the_gradient_is_that_of_the_loss() -> None:
     cells, values = sweep(np.random.default_rng(0), plain=0.01, chain=0.03)
     model = _Model(cells, values)
-    free = _CENTRE[model.active] + 0.3
-    numbers = [(model.loss(free + 1e-5 * unit) - model.loss(free - 1e-5 * unit)) / 2e-5 for unit in np.eye(len(free))]
-    assert model._scored(free)[1] == pytest.approx(np.array(numbers), abs=1e-3)
+    free = CENTRE[model.covariance.active] + 0.3
+
+    def loss(at: Array) -> float:
+        return scored(model.covariance, model.values, at)[0]
+
+    numbers = [(loss(free + 1e-5 * unit) - loss(free - 1e-5 * unit)) / 2e-5 for unit in np.eye(len(free))]
+    assert scored(model.covariance, model.values, free)[1] == pytest.approx(np.array(numbers), abs=1e-3)
 
 
 def test_many_launches_of_two_configurations_agree_with_their_means() -> None:
@@ -130,4 +137,4 @@ def test_what_a_server_does_to_all_of_its_states_cancels() -> None:
 def test_one_cell_is_known_as_well_as_the_prior_knows_launches() -> None:
     found = fit([cell(0)], np.array([1.0]))
     assert found.means[:, 0] == pytest.approx(np.ones(len(found.weights)), abs=1e-3)
-    assert found.doubting == {}
+    assert found.doubts.launches == ()

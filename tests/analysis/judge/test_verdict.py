@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from analysis.data.load import load
-from analysis.judge.effects import Effect
+from analysis.judge.claims import Effect
 from analysis.judge.factors import Factor
-from analysis.judge.verdict import Side, SweepVerdict, verdict
+from analysis.judge.sides import Side
+from analysis.judge.verdict import SweepVerdict, verdict
 from analysis.show.document import document
 from analysis.show.report import page
 from analysis.show.short_form import print_short_form
