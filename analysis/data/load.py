@@ -15,6 +15,7 @@ from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
 from analysis.data.sound import SoundTables, read_sound
 from analysis.data.unread import with_twins
+from sweeps.results.events import BUDGET_REASON
 from sweeps.results.inert import is_inert
 from sweeps.results.resolved import EXPECTED_TO_DIFFER, RESOLVED
 from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
@@ -71,7 +72,7 @@ class Results:
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
     search_ended: bool
-    """The search came to a stated end: certain, out of budget, or nothing left to measure. False if it was cut off."""
+    """The search is certain, or nothing is left to measure. False if a budget, a signal or a crash cut it off."""
     imported: bool = False
     """Numbers of others: nothing is claimed of what was launched once."""
 
@@ -182,8 +183,9 @@ def _imported(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _search_ended(num_configurations: int | None, latest: pl.DataFrame, events: pl.DataFrame) -> bool:
-    """Whether the search said that it stopped, or tried every configuration. True without a number to compare with."""
-    if num_configurations is None or (events["event"] == "search_stopped").any():
+    """Whether the search stopped for a reason of its own, or tried every configuration. True without their number."""
+    stops = events.filter(pl.col("event") == "search_stopped")["detail"].fill_null("")
+    if num_configurations is None or (~stops.str.starts_with(BUDGET_REASON)).any():
         return True
     tried = latest.filter(pl.col("status").is_in(["completed", "pruned", "failed", "invalid"]))
     return tried["configuration_id"].drop_nulls().n_unique() >= num_configurations

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from sweeps.measure.records import Role
+from sweeps.results.events import BUDGET_REASON
 from sweeps.search.observations import Observation, Observations
 from sweeps.spec.model import SweepSpec
 from sweeps.spec.space import Configuration, Space
@@ -88,11 +89,11 @@ class Schedule:
         gpu_hours = self._observations.held_s * self._spec.resources.gpus / 3600
         wall_hours = (self._clock() - self._began_s) / 3600
         if budget.trials is not None and self.num_candidates >= budget.trials:
-            return f"budget.trials: {budget.trials} candidates were run"
+            return f"{BUDGET_REASON}trials: {budget.trials} candidates were run"
         if budget.gpu_hours is not None and gpu_hours >= budget.gpu_hours:
-            return f"budget.gpu_hours: {gpu_hours:.2f} of {budget.gpu_hours} are used"
+            return f"{BUDGET_REASON}gpu_hours: {gpu_hours:.2f} of {budget.gpu_hours} are used"
         if budget.wall_hours is not None and wall_hours >= budget.wall_hours:
-            return f"budget.wall_hours: {wall_hours:.2f} of {budget.wall_hours} are used"
+            return f"{BUDGET_REASON}wall_hours: {wall_hours:.2f} of {budget.wall_hours} are used"
         return None
 
     def next_beside(self) -> Role | None:

@@ -178,6 +178,24 @@ def test_a_search_that_was_cut_off_has_no_verdict_on_what_it_has_not_measured(tm
     assert whole.speculation_pays.verdict == "worse"
 
 
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("budget.trials: 2 candidates were run", "undecided"),
+        ("budget.gpu_hours: 1.02 of 1.0 are used; P(incumbent within 1.0%) 0.41", "undecided"),
+        ("P(incumbent within 1.0% of the best) = 0.962 >= 0.95", "worse"),
+        ("every configuration of the space was tried: 30 of 30 were measured", "worse"),
+    ],
+)
+def test_a_budget_is_no_end_of_the_search(tmp_path: Path, reason: str, word: str) -> None:
+    folder = write_sweep(tmp_path, interleaved(STEPS[:2], every=1), QUIET, num_configurations=30)
+    stopped = {"sweep_id": "s1", "trial_id": "t0001", "attempt": 1, "at_s": 9.0}
+    event = {**stopped, "event": "search_stopped", "detail": reason, "numbers": {}}
+    write_part(ResultsFolder(folder), "events", [event], trial_id="t0001", attempt=1)
+
+    assert verdict(load(folder)).speculation_pays.verdict == word
+
+
 def test_nccl_that_does_not_serve_decode_is_not_exercised(tmp_path: Path) -> None:
     runs = [replace(run, columns={"all_reduce": "custom"}) for run in interleaved([*STEPS, *SIX])]
     found = judged(tmp_path, runs)
