@@ -11,36 +11,24 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from analysis.data.excluded import (
+    Excluded,
+    damaged_files,
+    exclude_trial,
+    lost_settings,
+    measured_again,
+    why_excluded,
+    without_suspects,
+)
 from analysis.data.judged import judged
 from analysis.data.served import corrections, with_served
-from analysis.data.sound import SoundTables, read_sound
+from analysis.data.sound import read_sound
 from analysis.data.unread import with_twins
+from analysis.data.warned import imported_from, warnings_of
 from sweeps.results.events import BUDGET_REASON
-from sweeps.results.inert import is_inert
-from sweeps.results.resolved import EXPECTED_TO_DIFFER, RESOLVED
 from sweeps.results.tables import ACTIVITIES, TABLES, ResultsFolder, TableError
 
-_CLOCK_TOLERANCE = 0.02
-_CROWDED = 0.6
-"""Share of the wanted concurrency below which cycles were not shared as asked (a limit of the server, say)."""
 _READ = ("trials", "blocks", "anchors", "requests", "kernels", "evidence", "events")
-_SHARED = ("engine", "engine_version", "machine", "num_gpus", "acceptance")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Excluded:
-    """Something that was tried or measured and takes no part in the comparisons."""
-
-    what: str
-    """`trial`, `blocks`, or `file`: a damaged file of the folder, named in `reason`."""
-    trial_id: str
-    label: str
-    kind: str
-    """`damaged`; `invalid_config`, `not_effective`, `gpu_oom`, ...; `pruned`; `suspect` (blocks that break a rule of
-    `sweeps.results.plausible`); `interrupted` (the driver died or was stopped); `superseded` (another attempt or a
-    later trial stands for it)."""
-    reason: str
-    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +92,7 @@ def load(root: str | Path, *, strict: bool = False) -> Results:
     if strict and read.damaged:
         raise TableError(f"--strict: {root}: {len(read.damaged)} files are damaged; the first: {read.damaged[0]}")
     found = _results(folder.root, manifest, read.frames)
-    return replace(found, excluded=(*_damage(read), *found.excluded))
+    return replace(found, excluded=(*damaged_files(read), *found.excluded))
 
 
 def from_tables(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], *, root: Path = Path()) -> Results:
@@ -122,26 +110,26 @@ def from_tables(tables: Mapping[str, pa.Table], manifest: Mapping[str, Any], *, 
 def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.DataFrame]) -> Results:
     every = frames["trials"]
     last = pl.col("attempt") == pl.col("attempt").max().over("trial_id")
-    superseded = [_exclude_trial(row, "superseded", "another attempt followed") for row in _rows(every.filter(~last))]
+    superseded = [exclude_trial(row, "superseded", "another attempt followed") for row in _rows(every.filter(~last))]
     latest = every.filter(last)
     evidence = _of(frames["evidence"], latest)
-    lost = _lost_settings(evidence)
+    lost = lost_settings(evidence)
     requests = _of(frames["requests"], latest)
     measured = judged(_of(frames["blocks"], latest).with_columns(pl.col("concurrency").fill_null(1)), latest, requests)
     concurrencies = tuple(measured.sort("started_s")["concurrency"].unique(maintain_order=True))
-    all_blocks, dropped = _sound(measured, latest)
+    all_blocks, dropped = without_suspects(measured, latest)
     has_blocks = set(all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))["trial_id"])
     left_out: dict[str, Excluded] = {}
     for row in _rows(latest):
-        if (why := _why_excluded(row, lost, has_blocks)) is not None:
-            left_out[row["trial_id"]] = _exclude_trial(row, *(_measured_again(row, latest) or why))
+        if (why := why_excluded(row, lost, has_blocks)) is not None:
+            left_out[row["trial_id"]] = exclude_trial(row, *(measured_again(row, latest) or why))
     traced = _of(frames["kernels"], latest)
     launched = with_served(_with_launches(latest), traced)
     trials = with_twins(launched, evidence).filter(~pl.col("trial_id").is_in(list(left_out)))
     all_blocks = all_blocks.filter(pl.col("trial_id").is_in(trials["trial_id"].to_list()))
     blocks = all_blocks.filter(pl.col("concurrency").is_in(concurrencies[:1]))
     pruned = [
-        _exclude_trial(row, "pruned", row["reason"] or "no reason stored")
+        exclude_trial(row, "pruned", row["reason"] or "no reason stored")
         for row in _rows(trials)
         if row["status"] == "pruned"
     ]
@@ -164,21 +152,10 @@ def _results(root: Path, manifest: Mapping[str, Any], frames: Mapping[str, pl.Da
         search_ended=_search_ended(manifest.get("num_configurations"), latest, frames["events"]),
         imported=bool(manifest.get("imported")),
         warnings=(
-            *_imported(manifest),
-            *_warnings(latest, trials, all_blocks, evidence),
+            *imported_from(manifest),
+            *warnings_of(latest, trials, all_blocks, evidence),
             *corrections(latest, launched),
         ),
-    )
-
-
-def _imported(manifest: Mapping[str, Any]) -> Iterator[str]:
-    if not (files := manifest.get("imported")):
-        return
-    named = [str(each.get("file")) for each in files if isinstance(each, dict)] if isinstance(files, list) else []
-    told = f"{', '.join(named[:6]) or 'files of others'}{' and more' if len(named) > 6 else ''}"
-    yield (
-        f"imported from {told}: no certificate covers these numbers, accept length counts the bonus token, and nothing "
-        "is claimed without repeated launches"
     )
 
 
@@ -234,14 +211,6 @@ def _manifest(folder: ResultsFolder) -> dict[str, Any]:
     return manifest
 
 
-def _damage(read: SoundTables) -> Iterator[Excluded]:
-    labels = dict(read.frames["trials"].select("trial_id", "label").iter_rows())
-    for each in read.damaged:
-        trial_id = each.trial_id or ""
-        label = labels.get(trial_id, trial_id or each.file)
-        yield Excluded(what="file", trial_id=trial_id, label=label, kind="damaged", reason=str(each))
-
-
 def _polars(table: pa.Table) -> pl.DataFrame:
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
@@ -254,65 +223,6 @@ def _of(frame: pl.DataFrame, trials: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     return frame.iter_rows(named=True)
-
-
-def _exclude_trial(row: Mapping[str, Any], kind: str, reason: str) -> Excluded:
-    return Excluded(what="trial", trial_id=row["trial_id"], label=row["label"], kind=kind, reason=reason)
-
-
-def _why_excluded(row: Mapping[str, Any], lost: Mapping[str, str], has_blocks: set[str]) -> tuple[str, str] | None:
-    if row["status"] == "invalid":
-        return "invalid_config", row["reason"] or "no reason stored"
-    if row["status"] == "failed":
-        stage = f" (at {row['stage']})" if row["stage"] else ""
-        return row["kind"] or "failed", (row["reason"] or "no reason stored") + stage
-    if row["trial_id"] in lost:
-        return "not_effective", lost[row["trial_id"]]
-    if row["trial_id"] not in has_blocks:
-        return "no_valid_block", f"{row['status']} without one sound block"
-    return None
-
-
-def _measured_again(row: Mapping[str, Any], latest: pl.DataFrame) -> tuple[str, str] | None:
-    """A trial that died with its driver is no alarm if a later trial of its configuration ran in its role."""
-    if row["kind"] != "interrupted":
-        return None
-    same = (pl.col("configuration_id") == row["configuration_id"]) & (pl.col("role") == row["role"])
-    index = row["start_index"]
-    after = pl.col("started_at") >= row["started_at"] if index is None else pl.col("start_index") > index
-    later = latest.filter(same & pl.col("status").is_in(["completed", "pruned"]) & after)
-    later = later.sort("start_index", "started_at")
-    return None if later.is_empty() else ("superseded", f"interrupted; measured again as {later['trial_id'][0]}")
-
-
-def _lost_settings(evidence: pl.DataFrame) -> dict[str, str]:
-    arrived = pl.col("seen").eq_missing(pl.col("requested"))  # what nothing reads, though it arrived, is not lost
-    away = (pl.col("grade") == "overridden") | ((pl.col("grade") == "not_seen") & ~arrived)
-    lost = evidence.filter(away & pl.col("requested").is_not_null())
-    return {
-        row["trial_id"]: f"{row['setting']}: wanted {row['requested']}, seen {row['seen']} ({row['grade']})"
-        for row in _rows(lost)
-    }
-
-
-def _sound(blocks: pl.DataFrame, trials: pl.DataFrame) -> tuple[pl.DataFrame, list[Excluded]]:
-    """The blocks that are not suspect, and one exclusion for each trial and rule that the others break."""
-    labels = dict(zip(trials["trial_id"], trials["label"], strict=True))
-    suspect = blocks.filter(pl.col("suspect").is_not_null()).with_columns(
-        rule=pl.col("suspect").str.extract(r"^(\w+):")
-    )
-    dropped = [
-        Excluded(
-            what="blocks",
-            trial_id=trial_id,
-            label=labels[trial_id],
-            kind="suspect",
-            reason=rows["suspect"][0],
-            count=rows.height,
-        )
-        for (trial_id, _), rows in sorted(suspect.group_by(["trial_id", "rule"], maintain_order=True))
-    ]
-    return blocks.filter(pl.col("suspect").is_null()), dropped
 
 
 def _sound_anchors(anchors: pl.DataFrame) -> pl.DataFrame:
@@ -333,86 +243,3 @@ def _with_launches(trials: pl.DataFrame) -> pl.DataFrame:
         launch=pl.col("trial_id").first().over("node", "number"),
         at_s=pl.col("started_s") - pl.col("started_s").min().over("node"),
     )
-
-
-def _inert(blocks: pl.DataFrame) -> Iterator[str]:
-    """Trials that a sweep measured although hardly a draft token was accepted (`checks.inert_draft: allow`)."""
-    accepted = (pl.col("accept_length") - 1.0) * pl.col("num_cycles")
-    counts = (
-        blocks.filter(pl.col("accept_length").is_not_null() & pl.col("num_cycles").is_not_null())
-        .group_by("trial_id")
-        .agg(accepted=accepted.sum(), cycles=pl.col("num_cycles").sum())
-        .sort("trial_id")
-    )
-    inert = [row["trial_id"] for row in _rows(counts) if is_inert(row["accepted"], row["cycles"])]
-    if inert:
-        more = f" and {len(inert) - 8} more" if len(inert) > 8 else ""
-        yield (
-            f"hardly a draft token is accepted in {', '.join(inert[:8])}{more}: "
-            "cycle times hold, but throughput says nothing about speculation"
-        )
-
-
-def _resolved_apart(trials: pl.DataFrame) -> Iterator[str]:
-    """What the servers of compared trials decided differently by themselves."""
-    told: dict[str, dict[str, list[str]]] = {}
-    for row in trials.iter_rows(named=True):
-        swept = {name.replace("-", "_") for name in dict(row["args"] or {})}
-        for name, value in dict(row["effective"] or {}).items():
-            if name in RESOLVED and name not in swept and name not in EXPECTED_TO_DIFFER:
-                told.setdefault(name, {}).setdefault(value, []).append(row["trial_id"])
-    for name, values in sorted(told.items()):
-        if len(values) > 1:
-            parts = (
-                f"{value[:40]} in {', '.join(ids[:3])}{' ...' if len(ids) > 3 else ''}" for value, ids in values.items()
-            )
-            yield f"servers resolved {name} differently ({'; '.join(parts)}): comparisons across them are confounded"
-
-
-def _clocks_apart(trials: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[str]:
-    """Trials whose median SM clock differs from the controls', or from all other trials' if no control has one."""
-    clocks = blocks.group_by("trial_id").agg(mhz=pl.col("sm_clock_mhz").median()).drop_nulls().sort("trial_id")
-    controls = trials.filter(pl.col("role") == "control")["trial_id"].implode()
-    of_controls = clocks.filter(pl.col("trial_id").is_in(controls))["mhz"].median()
-    usual = of_controls if of_controls is not None else clocks["mhz"].median()
-    if not isinstance(usual, float):
-        return
-    apart = clocks.filter((pl.col("mhz") / usual - 1).abs() > _CLOCK_TOLERANCE)
-    if not apart.is_empty():
-        listed = ", ".join(f"{trial} {mhz:.0f} MHz" for trial, mhz in apart.head(8).rows())
-        more = f" and {apart.height - 8} more" if apart.height > 8 else ""
-        yield (
-            f"the median SM clock is more than {_CLOCK_TOLERANCE:.0%} away from the "
-            f"{'control' if of_controls is not None else 'sweep'}'s {usual:.0f} MHz in {listed}{more}"
-        )
-
-
-def _crowds(blocks: pl.DataFrame) -> Iterator[tuple[int, float]]:
-    """Each concurrency beyond 1, and the requests that shared a cycle: tok/s x seconds of a cycle / accept length."""
-    shared = pl.col("tok_s") * pl.col("cycle_ms") / 1000 / pl.col("accept_length").fill_null(1.0)
-    many = blocks.filter(pl.col("concurrency") > 1).group_by("concurrency").agg(reached=shared.median()).drop_nulls()
-    yield from many.sort("concurrency").iter_rows()
-
-
-def _warnings(
-    latest: pl.DataFrame, trials: pl.DataFrame, blocks: pl.DataFrame, evidence: pl.DataFrame
-) -> Iterator[str]:
-    for column in _SHARED:
-        values = sorted(map(str, trials[column].drop_nulls().unique()))
-        if len(values) > 1:
-            yield f"trials differ in {column} ({', '.join(values)}): comparisons across them are confounded"
-    if "pinned" in latest["acceptance"].to_list():
-        yield "acceptance is pinned (simulated by the server): cycle times are valid, throughput is not"
-    yield from _inert(blocks)
-    yield from _resolved_apart(trials)
-    yield from _clocks_apart(trials, blocks)
-    throttled = blocks.filter(~pl.col("throttle_reasons").fill_null("").is_in(["", "0", "none", "0x0"]))
-    if not throttled.is_empty():
-        count = throttled["trial_id"].n_unique()
-        yield f"GPUs reported throttling in {throttled.height} blocks of {count} trials"
-    for concurrency, reached in _crowds(blocks):
-        if reached < _CROWDED * concurrency:
-            yield f"{concurrency} requests at a time were asked for, but only {reached:.1f} shared a cycle on average"
-    extra = sorted(evidence.filter(pl.col("grade") == "extra")["setting"].unique())
-    if extra:
-        yield f"set in the server, but not by the sweep: {', '.join(extra)}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from analysis.data.load import Excluded, Results
+from analysis.data.excluded import Excluded
+from analysis.data.load import Results
 from analysis.judge.about import Fact, about
 from analysis.judge.anchors import ServerDrift, server_drift
 from analysis.judge.break_even import BreakEven, break_even

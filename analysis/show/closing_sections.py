@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
-from analysis.data.load import Excluded
+from analysis.data.excluded import Excluded
 from analysis.judge.claims import MARGIN
 from analysis.judge.verdict import SweepVerdict
 from analysis.show import charts
